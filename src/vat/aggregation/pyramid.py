@@ -1,0 +1,89 @@
+"""The pyramidal transformer encoder with Guided Pyramidal Processing (GPP).
+
+    A^p = VTM(M^p + up(A^{p+1})),  M^p = VCM(C^p),   each VTM wrapped in a residual
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vat.aggregation.embedding import EMBEDDINGS
+from vat.aggregation.vtm import AggregatorSpec, build_aggregator
+from vat.config import LevelConfig, VATConfig
+from vat.resize import resize_query, resize_tokens
+
+
+class PositionEmbedding(nn.Module):
+    """Learned; the first half of the channels depends on the query position, the second on the support position."""
+
+    def __init__(self, dim: int, query_grid: int, support_grid: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(query_grid, query_grid, dim // 2))
+        self.support = nn.Parameter(torch.empty(support_grid, support_grid, dim - dim // 2))
+        nn.init.trunc_normal_(self.query, std=0.02)
+        nn.init.trunc_normal_(self.support, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Add to tokens [B, Hq, Wq, Hs, Ws, D]."""
+        _, hq, wq, hs, ws, _ = tokens.shape
+        query = self.query[:, :, None, None].expand(hq, wq, hs, ws, -1)
+        support = self.support[None, None].expand(hq, wq, hs, ws, -1)
+        return tokens + torch.cat([query, support], dim=-1)
+
+
+class EncoderLevel(nn.Module):
+    """Embedding and aggregation of one pyramid level."""
+
+    def __init__(self, layers: int, level: LevelConfig, config: VATConfig) -> None:
+        super().__init__()
+        query_grid, support_grid = level.out_grid()
+        dim = level.channels[-1]
+        self.residual = config.residual
+        self.embed = EMBEDDINGS[config.embedding](layers, level)
+        self.position = PositionEmbedding(dim, query_grid, support_grid) if config.position_embedding else None
+        self.vtm = build_aggregator(
+            config.aggregator,
+            AggregatorSpec(
+                dim, config.heads, config.window, level.depth, config.mlp_ratio, query_grid, support_grid
+            ),
+        )
+
+    def aggregate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """M^p -> (A^p, VTM's own output)."""
+        if self.position is not None:
+            tokens = self.position(tokens)
+        aggregated = self.vtm(tokens)
+        return (tokens + aggregated if self.residual else aggregated), aggregated
+
+
+class PyramidEncoder(nn.Module):
+    """Stacked features of both images -> aggregated cost, averaged over the support [B, Hq, Wq, D]."""
+
+    def __init__(self, layers: dict[int, int], config: VATConfig) -> None:
+        super().__init__()
+        self.gpp = config.gpp
+        self.numbers = [level.level for level in config.levels]
+        self.levels = nn.ModuleList(EncoderLevel(layers[lv.level], lv, config) for lv in config.levels)
+
+    def forward(
+        self, query: dict[int, Tensor], support: dict[int, Tensor], record: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """`query`, `support`: level -> [B, L, grid, grid, C]; `record`, if given, collects every stage by name."""
+        outputs: list[Tensor] = []
+        for number, module in zip(self.numbers, self.levels, strict=True):
+            tokens = module.embed(query[number], support[number])  # type: ignore[operator]
+            if record is not None:
+                record[f"vcm_conv{number}"] = tokens
+            if self.gpp and outputs:
+                tokens = tokens + resize_query(outputs[-1], tokens.shape[1:3])  # type: ignore[arg-type]
+            aggregated, vtm = module.aggregate(tokens)  # type: ignore[operator]
+            if record is not None:
+                record[f"vtm_conv{number}"] = vtm
+            outputs.append(aggregated)
+        if self.gpp:
+            return outputs[-1].mean(dim=(3, 4))
+        # Without guidance the levels meet only here, after the average over the support.
+        averages = [a.mean(dim=(3, 4)) for a in outputs]
+        size = averages[-1].shape[1:3]
+        return torch.stack([resize_tokens(a, size) for a in averages]).sum(0)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""Swin blocks on tokens with up to four axes `[B, H1, H2, H3, H4, C]`: four for the VTM, (H, W, 1, 1) for the decoder."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vat.kernels.window_attention import window_attention, window_attention_reference
+
+Axes = tuple[int, int, int, int]
+
+
+def relative_position_index(window: Axes) -> Tensor:
+    """[N, N] rows of the bias table: d + w - 1 per axis, row-major, d = attending position minus the other's."""
+    positions = torch.tensor(list(itertools.product(*(range(w) for w in window))))  # N, 4
+    spans = torch.tensor([2 * w - 1 for w in window])
+    offsets = positions[:, None] - positions[None] + torch.tensor(window) - 1  # N, N, 4
+    weights = torch.tensor([int(spans[axis + 1 :].prod()) for axis in range(4)])
+    return (offsets * weights).sum(-1)
+
+
+class WindowAttention(nn.Module):
+    """softmax(Q K^T / sqrt(d) + bias) V inside (shifted) windows, bias by relative position."""
+
+    def __init__(self, dim: int, heads: int, window: Axes, shift: Axes) -> None:
+        super().__init__()
+        self.heads, self.window, self.shift = heads, window, shift
+        self.fast = True
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        entries = 1
+        for w in window:
+            entries *= 2 * w - 1
+        self.bias_table = nn.Parameter(torch.empty(entries, heads))
+        nn.init.trunc_normal_(self.bias_table, std=0.02)
+        self.register_buffer("bias_index", relative_position_index(window), persistent=False)
+
+    def bias(self) -> Tensor:
+        """Relative position bias [heads, N, N] gathered from the learned table."""
+        index: Tensor = self.bias_index  # type: ignore[assignment]
+        return self.bias_table[index.flatten()].view(*index.shape, self.heads).permute(2, 0, 1).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x)
+        # An axis with a single window has nothing to shift against.
+        shift = tuple(s if n > w else 0 for s, n, w in zip(self.shift, x.shape[1:5], self.window, strict=True))
+        attend = window_attention if self.fast else window_attention_reference
+        return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, shift))
+
+
+class Mlp(nn.Module):
+    """Linear, exact GELU, Linear."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class SwinBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, dim: int, heads: int, window: Axes, shift: Axes, mlp_ratio: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = WindowAttention(dim, heads, window, shift)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+def swin_blocks(dim: int, heads: int, window: Axes, depth: int, mlp_ratio: float) -> nn.Sequential:
+    """`depth` blocks, every odd one with windows shifted by half their size on each axis."""
+    still: Axes = (0, 0, 0, 0)
+    half: Axes = (window[0] // 2, window[1] // 2, window[2] // 2, window[3] // 2)
+    return nn.Sequential(*(SwinBlock(dim, heads, window, half if i % 2 else still, mlp_ratio) for i in range(depth)))

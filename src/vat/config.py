@@ -1,0 +1,150 @@
+"""Configuration: plain frozen dataclasses, and their way to and from JSON.
+
+The defaults are the published network (ResNet-50, FSS-1000). Every other variant differs in a few fields;
+:mod:`vat.zoo` gives them names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vat.errors import VatError
+
+Task = Literal["segmentation", "correspondence"]
+Backend = Literal["auto", "reference", "fast"]
+
+
+@dataclass(frozen=True)
+class LevelConfig:
+    """One pyramid level of the encoder (conv5_x, conv4_x, conv3_x in the paper)."""
+
+    level: int  # 5, 4 or 3: features of stride 2**level
+    grid: int  # feature maps are resized to grid x grid before correlation
+    channels: tuple[int, ...]  # VCM units: output channels, the last is the token width D
+    strides: tuple[tuple[int, int], ...]  # VCM units: (query, support) stride
+    groups: tuple[int, ...]  # VCM units: GroupNorm groups
+    depth: int  # VTM blocks
+
+    def out_grid(self) -> tuple[int, int]:
+        """Sides of the query and support grids after the VCM (ceil at every stride)."""
+        query = support = self.grid
+        for query_stride, support_stride in self.strides:
+            query, support = -(-query // query_stride), -(-support // support_stride)
+        return query, support
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One stage of the decoder (ATD)."""
+
+    grid: int  # the stage works at grid x grid
+    appearance: int | None  # pyramid level of the query's appearance embedding, None: without
+    appearance_dim: int
+    out_dim: int | None  # width after the stage's 1x1 convolution, None for the last stage
+
+
+PUBLISHED_LEVELS = (
+    LevelConfig(5, 16, (64, 128), ((2, 1), (1, 2)), (4, 8), depth=4),
+    LevelConfig(4, 32, (64, 128), ((2, 2), (1, 2)), (4, 8), depth=2),
+    LevelConfig(3, 64, (32, 64, 128), ((2, 2), (1, 2), (1, 2)), (2, 4, 8), depth=2),
+)
+SEGMENTATION_STAGES = (
+    StageConfig(32, 4, 64, 96),
+    StageConfig(64, 3, 32, 48),
+    StageConfig(128, 2, 16, None),
+)
+CORRESPONDENCE_STAGES = (
+    StageConfig(32, 5, 64, 96),
+    StageConfig(32, 4, 32, 48),
+    StageConfig(32, 3, 16, None),
+)
+
+
+@dataclass(frozen=True)
+class VATConfig:
+    """The whole network of the paper; see the modules named in the comments."""
+
+    task: Task = "segmentation"
+    backbone: str = "resnet50"  # any timm name with strides 4/8/16/32, or a plain ViT (vat.features)
+    frozen_backbone: bool = True
+    image_size: int = 473  # the size it was trained at; any size works
+    appearance_grid: int = 128  # grid of the stride-4 level, which has no cost volume
+    levels: tuple[LevelConfig, ...] = PUBLISHED_LEVELS  # coarse to fine
+    embedding: Literal["vcm", "vem"] = "vcm"  # vat.aggregation.embedding
+    aggregator: str = "swin4d"  # vat.aggregation.vtm
+    window: int = 4
+    heads: int = 4
+    mlp_ratio: float = 4.0
+    position_embedding: bool = False  # learned, correspondence only
+    residual: bool = True  # A = M + VTM(M)
+    gpp: bool = True  # guided pyramidal processing
+    decoder: str = "atd"  # vat.decoder
+    stages: tuple[StageConfig, ...] = SEGMENTATION_STAGES
+    decoder_window: int = 8
+    decoder_depth: int = 2
+    decoder_heads: int = 4
+    appearance_dropout: float = 0.5
+    head_dim: int = 32
+    carry_unused: bool = True  # keep the tensors that published files hold and the network never uses
+
+    @property
+    def dim(self) -> int:
+        """Token width D of the VTM."""
+        return self.levels[-1].channels[-1]
+
+
+_C = TypeVar("_C")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as plain JSON types (tuples become lists)."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(cls: type[_C], values: dict[str, Any]) -> _C:
+    """Rebuild a dataclass from :func:`to_dict`; names that the class does not have are an error."""
+    hints = get_type_hints(cls)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise VatError(
+            f"{cls.__name__} has no setting {', '.join(map(repr, unknown))}; it has: {', '.join(sorted(hints))}."
+        )
+    return cls(**{name: _coerce(hints[name], value, name) for name, value in values.items()})
+
+
+def replace(config: _C, **overrides: Any) -> _C:
+    """A copy with some fields changed, checked and converted as in :func:`from_dict`."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+    return from_dict(type(config), values | overrides)
+
+
+def _coerce(hint: Any, value: Any, name: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
+        (inner,) = [h for h in get_args(hint) if h is not type(None)]
+        return _coerce(inner, value, name)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise VatError(f"{name} is {value!r}, but must be one of {', '.join(map(repr, get_args(hint)))}.")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise VatError(f"{name} must be a list, not {value!r}.")
+        args = get_args(hint)
+        inner_hints = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        if len(inner_hints) != len(value):
+            raise VatError(f"{name} must have {len(inner_hints)} entries, not {len(value)}.")
+        return tuple(_coerce(h, v, name) for h, v in zip(inner_hints, value, strict=True))
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value) if isinstance(value, dict) else value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, float, str, bool) and type(value) is not hint:
+        raise VatError(f"{name} must be of type {hint.__name__}, not {value!r}.")
+    return value

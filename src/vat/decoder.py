@@ -1,0 +1,103 @@
+"""Aggregated cost -> output map: the Affinity-aware Transformer Decoder (ATD, paper section 3.5) and its ablation AD.
+
+    m_q = ATD([A', P(F_q)])      A': cost averaged over the support, P(F_q): projected query features
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vat.aggregation.swin import swin_blocks
+from vat.config import StageConfig, VATConfig
+from vat.errors import VatError
+from vat.resize import resize, resize_tokens
+
+
+class Appearance(nn.Module):
+    """P(F_q): 1x1 convolution and ReLU on the query's last map of a level, brought to the stage's grid."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_channels, out_channels, 1)
+
+    def forward(self, maps: Tensor, grid: int) -> Tensor:
+        """[B, C, h, w] -> [B, c, grid, grid]."""
+        return resize(F.relu(self.proj(maps)), grid)
+
+
+class DecoderStage(nn.Module):
+    """x + swin(x) at one grid, then (but for the last stage) a 1x1 convolution."""
+
+    def __init__(self, dim: int, stage: StageConfig, config: VATConfig, transformer: bool) -> None:
+        super().__init__()
+        self.blocks: nn.Sequential | None = None
+        if transformer:
+            window = (config.decoder_window, config.decoder_window, 1, 1)
+            self.blocks = swin_blocks(dim, config.decoder_heads, window, config.decoder_depth, config.mlp_ratio)
+            self.norm = nn.LayerNorm(dim)
+        self.proj = None if stage.out_dim is None else nn.Linear(dim, stage.out_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, h, w, C] -> [B, h, w, C']."""
+        if self.blocks is not None:
+            x = x + self.norm(self.blocks(x[:, :, :, None, None])[:, :, :, 0, 0])
+        return x if self.proj is None else self.proj(x)
+
+
+class AffinityDecoder(nn.Module):
+    """`forward(cost [B, h, w, D], appearance maps by level) -> [B, 2, grid, grid]`: logits, or a map in [-1, 1]."""
+
+    def __init__(self, channels: dict[int, int], config: VATConfig, transformer: bool = True) -> None:
+        super().__init__()
+        self.stage_configs = config.stages
+        self.dropout = config.appearance_dropout
+        dim = config.dim
+        appearances: dict[str, nn.Module] = {}
+        stages = []
+        for i, stage in enumerate(config.stages):
+            if stage.appearance is not None:
+                appearances[str(i)] = Appearance(channels[stage.appearance], stage.appearance_dim)
+                dim += stage.appearance_dim
+            stages.append(DecoderStage(dim, stage, config, transformer))
+            dim = stage.out_dim or dim
+        self.appearances = nn.ModuleDict(appearances)
+        self.stages = nn.ModuleList(stages)
+        self.head = nn.Sequential(
+            nn.Conv2d(dim, config.head_dim, 3, padding=1), nn.ReLU(), nn.Conv2d(config.head_dim, 2, 3, padding=1)
+        )
+
+    def forward(
+        self, cost: Tensor, maps: dict[int, Tensor], record: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        embeddings = self._embed(maps)
+        x = cost
+        for i, (stage, settings) in enumerate(zip(self.stages, self.stage_configs, strict=True)):
+            x = resize_tokens(x, settings.grid)
+            if i in embeddings:
+                x = torch.cat([x, embeddings[i].permute(0, 2, 3, 1)], dim=-1)
+            x = stage(x)
+            if record is not None:
+                record[f"atd_{i}"] = x
+        return self.head(x.permute(0, 3, 1, 2))
+
+    def _embed(self, maps: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Stage -> appearance embedding. In training whole channels of all but the finest one are dropped."""
+        embeddings = {}
+        for name, module in self.appearances.items():
+            i = int(name)
+            settings = self.stage_configs[i]
+            assert settings.appearance is not None
+            embedding = module(maps[settings.appearance], settings.grid)
+            if i < len(self.stage_configs) - 1:
+                embedding = F.dropout2d(embedding, self.dropout, self.training)
+            embeddings[i] = embedding
+        return embeddings
+
+
+def build_decoder(channels: dict[int, int], config: VATConfig) -> nn.Module:
+    """The decoder named by the configuration."""
+    if config.decoder not in ("atd", "ad"):
+        raise VatError(f"There is no decoder {config.decoder!r}; there are: ad, atd.")
+    return AffinityDecoder(channels, config, transformer=config.decoder == "atd")

@@ -1,0 +1,149 @@
+"""Any timm backbone as a pyramid: the output of *every* block, grouped by stride, in one pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vat.errors import VatError
+from vat.features.walkers import family_by_name, family_of
+from vat.tensorfile import read_tensors
+
+FeatureMaps = dict[int, list[Tensor]]
+"""Level -> maps [B, C, h, w] in block order; level n has stride 2**n (2: conv2_x ... 5: conv5_x)."""
+
+LEVELS = (2, 3, 4, 5)
+MIN_SIZE = 32  # smaller images are enlarged first, so that the coarsest map has one cell at least
+PROBE_SIZE = 128
+
+
+class Backbone(nn.Module):
+    """`forward(images [B, 3, H, W]) -> FeatureMaps`.
+
+    `weights` is None (random), True (timm's pretrained ones from the hub) or a file with timm's names.
+    A frozen backbone gets no gradient; its BatchNorm layers stay in eval mode either way.
+    """
+
+    def __init__(self, name: str, weights: str | Path | bool | None = None, frozen: bool = True) -> None:
+        super().__init__()
+        self.name = name
+        self.frozen = frozen
+        self.body = _create(name, pretrained=weights is True)
+        family = family_of(self.body, name)
+        self._walk = family.walk
+        if family.prepare is not None:
+            family.prepare(self.body)
+        for module in family.unused:
+            if hasattr(self.body, module):
+                setattr(self.body, module, nn.Identity())
+        mean, std = normalisation(name)
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self._plan, self.channels = self._plan_levels(family.plain)
+        self._plain = family.plain
+        if isinstance(weights, str | Path):
+            self.load_weights(weights)
+        self.requires_grad_(not frozen)
+        self.train(False)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """uint8 or [0, 1] images to what this backbone was trained on (timm's own mean and std)."""
+        if images.dtype == torch.uint8:
+            images = images.to(self.mean.dtype) / 255
+        return (images - self.mean) / self.std
+
+    def every_map(self, images: Tensor) -> list[Tensor]:
+        """What the walker yields: all blocks in order, for a ResNet with its stem first."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self._walk(self.body, _at_least(images, MIN_SIZE))
+
+    def forward(self, images: Tensor) -> FeatureMaps:
+        levels: FeatureMaps = {level: [] for level in LEVELS}
+        for level, maps in zip(self._plan, self.every_map(images), strict=True):
+            if level in levels:
+                levels[level].append(_to_stride(maps, images.shape[-2:], level) if self._plain else maps)
+        return levels
+
+    def load_weights(self, path: str | Path) -> None:
+        """Load a timm state dict (.safetensors, or .pt/.pth read without executing it)."""
+        tensors = read_tensors(Path(path))
+        own = self.body.state_dict()
+        missing = sorted(k for k in own if k not in tensors and not k.endswith("num_batches_tracked"))
+        wrong = sorted(k for k in own if k in tensors and own[k].shape != tensors[k].shape)
+        if missing or wrong:
+            what = f"lacks {missing[0]!r}" if missing else f"has {wrong[0]!r} in another shape"
+            raise VatError(f"{path} does not hold weights of the backbone {self.name!r}: it {what}.")
+        self.body.load_state_dict({k: tensors[k] for k in own if k in tensors}, strict=False)
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Dropout and the like follow `mode` unless frozen; BatchNorm never leaves eval mode."""
+        super().train(mode and not self.frozen)
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
+
+    @torch.no_grad()
+    def _plan_levels(self, plain: bool) -> tuple[list[int], dict[int, list[int]]]:
+        """Level of every map the walker yields (0: unused), and the channels of each level's maps."""
+        self.eval()
+        maps = self._walk(self.body, torch.zeros(1, 3, PROBE_SIZE, PROBE_SIZE))
+        if plain:
+            plan = [LEVELS[i * len(LEVELS) // len(maps)] for i in range(len(maps))]
+        else:
+            level_of_side = {PROBE_SIZE >> level: level for level in LEVELS}
+            plan = [level_of_side.get(m.shape[-1], 0) for m in maps]
+            if hasattr(self.body, "maxpool"):
+                plan[0] = 0  # a ResNet's stem has stride 4 too but is not a block
+        channels = {level: [m.shape[1] for p, m in zip(plan, maps, strict=True) if p == level] for level in LEVELS}
+        lacking = [level for level in LEVELS if not channels[level]]
+        if lacking:
+            strides = ", ".join(str(2**level) for level in lacking)
+            raise VatError(f"The backbone {self.name!r} has no feature maps of stride {strides}; choose another.")
+        return plan, channels
+
+
+def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of a backbone's input in [0, 1], from timm's data of its default weights."""
+    config = timm.get_pretrained_cfg(name)
+    if config is None:
+        raise VatError(f"timm knows no backbone {name!r}; `timm.list_models()` lists them.")
+    return tuple(config.mean), tuple(config.std)
+
+
+def _create(name: str, pretrained: bool) -> Any:
+    if not timm.is_model(name):
+        raise VatError(f"timm knows no backbone {name!r}; `timm.list_models()` lists them.")
+    family = family_by_name(name)
+    extra = family.create if family else {}
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **extra)
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        raise VatError(
+            f"The pretrained weights of {name!r} could not be fetched from the hub ({type(error).__name__}); "
+            "give a local file instead."
+        ) from error
+
+
+def _at_least(images: Tensor, size: int) -> Tensor:
+    height, width = images.shape[-2:]
+    if height >= size and width >= size:
+        return images
+    return F.interpolate(images, (max(height, size), max(width, size)), mode="bilinear", align_corners=False)
+
+
+def _to_stride(maps: Tensor, image_size: torch.Size, level: int) -> Tensor:
+    """A plain ViT's map brought to the grid that a pyramid's level would have."""
+    height, width = (max(1, -(-side // 2**level)) for side in image_size)
+    if maps.shape[-2:] == (height, width):
+        return maps
+    if height <= maps.shape[-2] and width <= maps.shape[-1]:
+        return F.adaptive_avg_pool2d(maps, (height, width))
+    return F.interpolate(maps, (height, width), mode="bilinear", align_corners=False)
