@@ -1,0 +1,167 @@
+"""Saving and loading: one self-describing .safetensors file, and the authors' files through :mod:`vat.published`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as serialise
+from torch import Tensor, nn
+
+from vat.config import from_dict, to_dict
+from vat.errors import VatError
+from vat.published import translate
+from vat.registry import family
+from vat.tensorfile import read_pickle, read_safetensors, state_dict_of
+from vat.zoo import list_models
+
+FORMAT = 1
+_BACKBONE = "backbone.body."
+
+
+def save(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    include_backbone: bool = True,
+    dtype: torch.dtype | None = None,
+    notes: dict[str, Any] | None = None,
+) -> None:
+    """Write `model` to one .safetensors file that :func:`load` needs nothing else for.
+
+    `include_backbone=False` leaves out a frozen, unmodified public backbone: loading fetches timm's pretrained weights
+    by name and checks that they are the same. `dtype` stores floating tensors in another precision (float16 halves
+    the file). The file appears whole or not at all.
+    """
+    path = Path(path)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    description: dict[str, Any] = {
+        "format": FORMAT,
+        "family": model.family,
+        "config": to_dict(model.config),
+        "notes": notes or {},
+    }
+    if not include_backbone:
+        if not model.config.frozen_backbone:  # type: ignore[union-attr]
+            raise VatError("Only a frozen backbone can be left out of the file; this one was trained.")
+        backbone = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_BACKBONE)}
+        description["backbone_sha256"] = checksum(backbone)
+    if dtype is not None:
+        tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+    description["sha256"] = checksum(tensors)
+    write_atomically(path, serialise(tensors, metadata={"vat": json.dumps(description)}))
+
+
+def load(path_or_name: str | Path, device: str | torch.device = "cpu") -> nn.Module:
+    """A model ready for use (eval mode) from our .safetensors file or one of the authors' published files."""
+    path = Path(path_or_name)
+    if not path.exists() and str(path_or_name) in list_models():
+        raise VatError(
+            f"No weights come with {str(path_or_name)!r}; load a checkpoint file, or use "
+            f"vat.create_model({str(path_or_name)!r}) for an untrained model."
+        )
+    if path.suffix == ".safetensors":
+        model = _load_own(path)
+    else:
+        model = _load_published(path)
+    return model.eval().to(device)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """The description stored in one of our files, checked for its form."""
+    tensors, metadata = read_safetensors(path)
+    return _description(tensors, metadata, path)
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the destination, then rename over it: a reader never sees a half-written file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise VatError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _load_own(path: Path) -> nn.Module:
+    tensors, metadata = read_safetensors(path)
+    description = _description(tensors, metadata, path)
+    if checksum(tensors) != description["sha256"]:
+        raise VatError(f"{path} is damaged: its tensors do not match the checksum in the file.")
+    kind = family(description["family"])
+    try:
+        config = from_dict(kind.config, description["config"])
+    except VatError as error:
+        raise VatError(f"{path} was written by another version of vat: {error}") from error
+    fetched = "backbone_sha256" in description
+    model = kind.model(config, backbone_weights=True if fetched else None)
+    if fetched:
+        backbone = {n: t for n, t in model.state_dict().items() if n.startswith(_BACKBONE)}
+        if checksum(backbone) != description["backbone_sha256"]:
+            raise VatError(
+                f"{path} leaves out its backbone, and the pretrained weights fetched for {config.backbone!r} are not "
+                "the ones it was trained with."
+            )
+        tensors |= backbone
+    _fill(model, tensors, path)
+    return model
+
+
+def _load_published(path: Path) -> nn.Module:
+    content = read_pickle(path)
+    name, config, tensors = translate(state_dict_of(content, path), path)
+    model = family(name).model(config)
+    _fill(model, tensors, path)
+    return model
+
+
+def _description(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(metadata["vat"])
+        if description["format"] != FORMAT or not {"family", "config", "sha256"} <= description.keys():
+            raise KeyError
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise VatError(f"{path} is a safetensors file, but not one that vat wrote (no description inside).") from None
+    return description
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy tensors into a model of exactly these names and shapes."""
+    own = model.state_dict()
+    counters = {name for name in own if name.endswith("num_batches_tracked")}  # never used by a network in eval mode
+    missing = sorted(own.keys() - tensors.keys() - counters)
+    if missing:
+        raise VatError(f"{path} is incomplete: {len(missing)} tensors are missing, the first is {missing[0]!r}.")
+    extra = sorted(tensors.keys() - own.keys())
+    if extra:
+        raise VatError(f"{path} has {len(extra)} tensors that the model has not, the first is {extra[0]!r}.")
+    for name, tensor in own.items():
+        if name in tensors and tensors[name].shape != tensor.shape:
+            raise VatError(
+                f"{path}: {name!r} has the shape {list(tensors[name].shape)}, but {list(tensor.shape)} is expected."
+            )
+    model.load_state_dict(tensors, strict=False)

@@ -1,0 +1,56 @@
+"""The command line: `vat COMMAND`. Exit codes: 0 done, 1 some inputs failed, 2 wrong use or unreadable input."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+
+from vat.cli import demo, models
+from vat.errors import VatError
+
+app = typer.Typer(
+    name="vat",
+    help="Few-shot segmentation and semantic correspondence by 4D cost aggregation (VAT).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one sentence."),
+) -> None:
+    """Options of every command."""
+    if debug:
+        os.environ["VAT_DEBUG"] = "1"
+
+
+models.register(app)
+demo.register(app)
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("vat: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except VatError as error:
+        if os.environ.get("VAT_DEBUG"):
+            raise
+        print(f"vat: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
