@@ -1,4 +1,4 @@
-"""Processes, devices and precision of a command, from one CPU to several nodes, through `lightning.Fabric`."""
+"""Processes, devices and precision of a command, one CPU to several nodes, through `lightning.Fabric`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_fabric(
 
     `accelerator` is "auto" (CUDA where there is one, else the CPU), "cuda", "cpu" or another that Fabric has.
     `devices` is a number per node, a list of GPU numbers such as "0,2", or "auto": every visible GPU, one
-    process on a CPU, and under torchrun or srun as many as they started. Processes on a CPU talk through gloo.
+    process on a CPU, and under torchrun or srun as many as they started. CPU processes talk through gloo.
     `precision` "auto" is bf16 autocast on GPUs that have it, float32 elsewhere.
     """
     if precision not in get_args(Precision):
