@@ -1,0 +1,178 @@
+"""COCO-20i: masks from the instances JSON or from class-id PNGs, folds that interleave the 80 classes."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from pycocotools import mask as rle
+
+from vat.data.lists import MIN_AREA, cached_json, find_list, progress, read_plain_pickle
+from vat.data.segmentation import Entry, SegmentationSource, locate, note_absent
+from vat.errors import VatError
+from vat.images import read_mask
+
+COCO_CLASSES = (  # noqa: SIM905  (a list of strings would take eighty lines)
+    "person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, "
+    "stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, "
+    "backpack, umbrella, handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, "
+    "baseball glove, skateboard, surfboard, tennis racket, bottle, wine glass, cup, fork, knife, spoon, "
+    "bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, couch, "
+    "potted plant, bed, dining table, toilet, tv, laptop, mouse, remote, keyboard, cell phone, microwave, "
+    "oven, toaster, sink, refrigerator, book, clock, vase, scissors, teddy bear, hair drier, toothbrush"
+).split(", ")
+
+Index: TypeAlias = dict[str, tuple[int, int, dict[str, str]]]
+"""File name -> height, width and, by class index (as text, for JSON), the run-length code of the class's
+pixels."""
+
+
+class CocoSource(SegmentationSource):
+    """COCO-20i: fold i tests on class indices i, i+4, i+8, ... of 0..79 and trains on the other sixty.
+
+    Masks come from `annotations/{train,val}2014/<image>.png` (class index + 1) where that folder exists,
+    otherwise from `annotations/instances_{train,val}2014.json`. All objects of a class, crowds included, make
+    its mask. Names are paths like `val2014/COCO_val2014_000000000042.jpg`.
+    """
+
+    test_protocol = "random"
+
+    def __init__(
+        self, root: Path, split: str, fold: int = 0, splits: Path | None = None, cache_dir: Path | None = None
+    ):
+        self.root = locate(root, "annotations", ("COCO2014", "coco"))
+        self.cache_dir = cache_dir
+        held_out = range(fold, 80, 4)
+        class_ids = [c for c in range(80) if (c in held_out) == (split != "train")]
+        classes = {class_id: COCO_CLASSES[class_id] for class_id in class_ids}
+        part, folder = ("trn", "train2014") if split == "train" else ("val", "val2014")
+        self._indices: dict[
+            str, Index
+        ] = {}  # by image folder; filled here, so that workers inherit and share them
+
+        path = find_list(splits, "coco", f"{part}/fold{fold}.pkl")
+        if path is not None:
+            listed, rule = _read_lists(path, classes), f"published list {part}/fold{fold}.pkl"
+        else:
+            listed = [entry for entry in self._derive(folder) if entry[1] in classes]
+            rule = f"derived: {folder} images in which the class covers {MIN_AREA} px or more"
+        present: set[str] = set()
+        for sub in sorted({name.split("/")[0] for name, _ in listed}):
+            if (self.root / sub).is_dir():
+                present |= {f"{sub}/{file.name}" for file in (self.root / sub).iterdir()}
+                self._annotations(sub)
+        entries = [(name, class_id) for name, class_id in listed if name in present]
+        super().__init__(
+            classes, entries, rule, note_absent(len(listed) - len(entries), len(listed), self.root)
+        )
+
+    def _annotations(self, folder: str) -> Path | Index:
+        """The folder of class-id PNGs of an image folder or, without one, the index of its JSON."""
+        pngs = self.root / "annotations" / folder
+        if pngs.is_dir():
+            return pngs
+        if folder not in self._indices:
+            path = self.root / "annotations" / f"instances_{folder}.json"
+            if not path.is_file():
+                raise VatError(
+                    f"'{path.parent}' has neither a folder '{folder}' of class-id PNGs nor '{path.name}'."
+                )
+            key = ("coco-json", path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
+            self._indices[folder] = cached_json(key, self.cache_dir, lambda: _index_instances(path))
+        return self._indices[folder]
+
+    def _derive(self, folder: str) -> list[Entry]:
+        found = self._annotations(folder)
+        if isinstance(found, Path):
+            key = ("coco-png", found.resolve(), found.stat().st_mtime_ns, MIN_AREA)
+            by_stem = cached_json(key, self.cache_dir, lambda: _classes_of_pngs(found))
+            return [(f"{folder}/{stem}.jpg", c) for stem, indices in by_stem.items() for c in indices]
+        return [
+            (f"{folder}/{name}", int(c))
+            for name, (height, width, codes) in found.items()
+            for c, counts in codes.items()
+            if rle.area({"size": [height, width], "counts": counts}) >= MIN_AREA
+        ]
+
+    def image_path(self, name: str) -> Path:
+        return self.root / name
+
+    def mask_path(self, name: str) -> Path | None:
+        folder, _, file_name = name.partition("/")
+        found = self._annotations(folder)
+        return (found / file_name).with_suffix(".png") if isinstance(found, Path) else None
+
+    def read_labels(self, name: str, class_id: int) -> tuple[np.ndarray, np.ndarray | None]:
+        path = self.mask_path(name)
+        if path is not None:
+            return read_mask(path) == class_id + 1, None
+        folder, _, file_name = name.partition("/")
+        found = self._indices[folder]
+        if file_name not in found:
+            raise VatError(f"'instances_{folder}.json' has no annotation of the listed image '{name}'.")
+        height, width, codes = found[file_name]
+        if str(class_id) not in codes:
+            return np.zeros((height, width), dtype=bool), None
+        return rle.decode({"size": [height, width], "counts": codes[str(class_id)]}).astype(bool), None
+
+
+def _read_lists(path: Path, classes: dict[int, str]) -> list[Entry]:
+    lists = read_plain_pickle(path)
+    if not isinstance(lists, dict) or not all(
+        isinstance(index, int) and isinstance(names, list) and all(isinstance(name, str) for name in names)
+        for index, names in lists.items()
+    ):
+        raise VatError(f"The split list '{path}' does not map class indices to image paths.")
+    return [(name, index) for index, names in sorted(lists.items()) if index in classes for name in names]
+
+
+def _classes_of_pngs(folder: Path) -> dict[str, list[int]]:
+    found = {}
+    for path in progress(sorted(folder.glob("*.png")), f"Reading the masks of {folder.name} once"):
+        areas = np.bincount(read_mask(path).ravel(), minlength=256)
+        found[path.stem] = [c for c in range(80) if areas[c + 1] >= MIN_AREA]
+    return found
+
+
+def _index_instances(path: Path) -> Index:
+    instances = _read_instances(path)
+    parts: dict[str, dict[int, list[Any]]] = {}
+    try:
+        index_of = {
+            category: i for i, category in enumerate(sorted(c["id"] for c in instances["categories"]))
+        }
+        images = {
+            image["id"]: (image["file_name"], image["height"], image["width"])
+            for image in instances["images"]
+        }
+        for annotation in progress(instances["annotations"], f"Indexing {path.name} once"):
+            name, height, width = images[annotation["image_id"]]
+            shapes = rle.frPyObjects(annotation["segmentation"], height, width)
+            of_class = parts.setdefault(name, {}).setdefault(index_of[annotation["category_id"]], [])
+            of_class.extend(shapes if isinstance(shapes, list) else [shapes])  # a crowd is one shape
+    except (KeyError, TypeError, ValueError) as error:
+        raise VatError(f"'{path}' is not a COCO instances file: {type(error).__name__} {error}.") from None
+    return {
+        name: (
+            height,
+            width,
+            {str(c): rle.merge(shapes)["counts"].decode() for c, shapes in parts[name].items()},
+        )
+        for name, height, width in images.values()
+        if name in parts
+    }
+
+
+def _read_instances(path: Path) -> dict[str, Any]:
+    try:
+        instances = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise VatError(f"'{path}' is not valid JSON ({error}); download it again.") from None
+    for part in ("images", "annotations", "categories"):
+        if not isinstance(instances, dict) or not isinstance(instances.get(part), list):
+            raise VatError(f"'{path}' is not a COCO instances file: it has no list '{part}'.")
+    if len(instances["categories"]) != len(COCO_CLASSES):
+        raise VatError(
+            f"'{path}' has {len(instances['categories'])} categories where COCO has {len(COCO_CLASSES)}."
+        )
+    return instances
