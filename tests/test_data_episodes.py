@@ -1,5 +1,6 @@
 """Episodes: pure functions of (seed, index) that follow the published protocols."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,11 @@ def test_memory_cache_changes_nothing_but_time(fss: Path) -> None:
         path.unlink()
     for i in range(6):
         assert_same(cached[i], expected[i])
+
+
+def test_data_sets_travel_to_spawned_workers(fss: Path) -> None:
+    dataset = episodes("fss", fss, split="train", image_size=40, augment="strong", cache="memory")
+    assert_same(pickle.loads(pickle.dumps(dataset))[3], dataset[3])
 
 
 def test_memory_cache_is_shared_with_workers(fss: Path) -> None:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,4 +60,9 @@ class ItemCache:
 
 
 def _available_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes that can be had without swapping; where the system does not tell, all there are."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
-from vat.data.correspondence import check_points
+from vat.data.correspondence import check_pair
 from vat.data.lists import progress
 from vat.data.loaders import DataSet, find, open_source
 from vat.data.pairs import PairSource
@@ -125,7 +125,7 @@ def _check_entry(source: SegmentationSource, name: str, class_id: int, quick: bo
 
 def _check_pair(source: PairSource, row: int, size_of: Callable[[Path], tuple[int, int]]) -> None:
     pair = source.pair(row)
-    check_points(pair, size_of(pair.target_path), size_of(pair.source_path))
+    check_pair(pair, size_of(pair.target_path), size_of(pair.source_path))
 
 
 def _decoded_size(path: Path) -> tuple[int, int]:

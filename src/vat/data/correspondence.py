@@ -84,7 +84,7 @@ class PairDataset(Dataset[dict[str, Any]]):
         pair = self.source.pair(self._row(index, rng))
         target, target_size = self._side(pair, "target")
         source, source_size = self._side(pair, "source")
-        check_points(pair, target_size, source_size)
+        check_pair(pair, target_size, source_size)
         threshold = pck_threshold(pair, source_size, self.image_size)
         if self.transform:
             target, source = self.transform(target, seed, flip), self.transform(source, seed + 1, flip)
@@ -103,27 +103,23 @@ class PairDataset(Dataset[dict[str, Any]]):
         """Image, points and mask of one side at the network's size, and the original size."""
         points, mask = getattr(pair, f"{side}_points"), getattr(pair, f"{side}_mask")
         image, size = self._image(getattr(pair, f"{side}_path"))
-        keypoints = tv_tensors.KeyPoints(
-            torch.as_tensor(points, dtype=torch.float32).reshape(-1, 2), canvas_size=size
-        )
+        keypoints = tv_tensors.KeyPoints(torch.from_numpy(points), canvas_size=size)
         item = {"image": tv_tensors.Image(image), "points": resize(keypoints, self.image_size)}
         if mask is not None:
-            if mask.shape != size:
-                raise VatError(f"'{getattr(pair, f'{side}_path')}' and its mask differ in size.")
-            item["mask"] = resize(
-                tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None]), self.image_size
-            )
+            labels = tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
+            item["mask"] = resize(labels, self.image_size)
         return ({key: F.horizontal_flip(value) for key, value in item.items()} if pair.flip else item), size
 
     def _image(self, path: Path) -> tuple[torch.Tensor, tuple[int, int]]:
-        cached = self._cache.get(self._rows[path]) if self._cache else None
+        row = self._rows.get(path)
+        cached = self._cache.get(row) if self._cache and row is not None else None
         if cached:
             return cached
         size = size_of(path)
         pixels = to_tensor(read_image(path, at_least=self.image_size))
         image = resize(tv_tensors.Image(pixels), self.image_size).as_subclass(torch.Tensor)
-        if self._cache:
-            self._cache.put(self._rows[path], image, size)
+        if self._cache and row is not None:
+            self._cache.put(row, image, size)
         return image, size
 
     def _sample(self, target: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
@@ -154,23 +150,28 @@ class PairDataset(Dataset[dict[str, Any]]):
         return sample
 
 
-def check_points(pair: Pair, target_size: tuple[int, int], source_size: tuple[int, int]) -> None:
-    """Refuse a pair with too many key points or with one outside its image."""
+def check_pair(pair: Pair, target_size: tuple[int, int], source_size: tuple[int, int]) -> None:
+    """Refuse a pair with too many key points, one outside its image, or a mask that does not fit."""
     if len(pair.target_points) != len(pair.source_points) or len(pair.target_points) > MAX_POINTS:
         raise VatError(
             f"The pair '{pair.target_path.name}', '{pair.source_path.name}' has "
             f"{len(pair.target_points)} and {len(pair.source_points)} key points; "
             f"it must have equally many, {MAX_POINTS} at most."
         )
-    sides = (
-        (pair.target_path, pair.target_points, target_size),
-        (pair.source_path, pair.source_points, source_size),
-    )
-    for path, points, (height, width) in sides:
+    for path, points, mask, (height, width) in (
+        (pair.target_path, pair.target_points, pair.target_mask, target_size),
+        (pair.source_path, pair.source_points, pair.source_mask, source_size),
+    ):
         outside = (points < -BORDER).any(axis=1) | (points > np.array([width, height]) + BORDER).any(axis=1)
         if outside.any():
             x, y = points[outside][0]
             raise VatError(f"The key point ({x:.0f}, {y:.0f}) lies outside '{path}' ({width}x{height} px).")
+        if mask is not None and mask.shape != (height, width):
+            raise VatError(
+                f"'{path}' is {width}x{height} px but its mask is {mask.shape[1]}x{mask.shape[0]}."
+            )
+        if mask is not None and not mask.any():
+            raise VatError(f"The mask of '{path}' is empty: mend it or take the image out.")
 
 
 def pck_threshold(pair: Pair, source_size: tuple[int, int], image_size: int) -> float:

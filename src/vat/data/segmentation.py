@@ -30,6 +30,7 @@ Entry: TypeAlias = tuple[str, int]
 """Name of an image and the class it is listed for."""
 
 VOID = 255
+PHOTO_SUFFIXES = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix != ".png")  # beside masks in FSS-1000
 
 PASCAL_CLASSES = (  # noqa: SIM905  (a list of strings would take twenty lines)
     "aeroplane bicycle bird boat bottle bus car cat chair cow "
@@ -133,23 +134,17 @@ class PascalSource(SegmentationSource):
 
     def _derive(self, split: str, classes: dict[int, str], cache_dir: Path | None) -> tuple[list[Entry], str]:
         key = ("pascal", self.masks.resolve(), self.masks.stat().st_mtime_ns, MIN_AREA)
-        areas = cached_json(key, cache_dir, self._listed_classes)
+        listed = cached_json(key, cache_dir, self._listed_classes)
         val_list = self.root / "ImageSets" / "Segmentation" / "val.txt"
         if val_list.is_file():
-            val, what = set(read_lines(val_list)), "images of ImageSets/Segmentation/val.txt"
+            val = set(read_lines(val_list))
+            what = "images of ImageSets/Segmentation/val.txt"
         else:
-            val, what = (
-                {name for name in areas if zlib.crc32(name.encode()) % 5 == 0},
-                "every fifth image by checksum",
-            )
-        wanted = {name: ids for name, ids in areas.items() if (name in val) == (split != "train")}
-        entries = [
-            (name, class_id) for name in sorted(wanted) for class_id in wanted[name] if class_id in classes
-        ]
-        rule = (
-            f"derived: {what} for validation, the rest for training; classes that cover {MIN_AREA} px or more"
-        )
-        return entries, rule
+            val = {name for name in listed if zlib.crc32(name.encode()) % 5 == 0}
+            what = "every fifth image by checksum"
+        wanted = {name: ids for name, ids in listed.items() if (name in val) == (split != "train")}
+        entries = [(name, c) for name in sorted(wanted) for c in wanted[name] if c in classes]
+        return entries, f"derived: {what} for validation, the rest to train on; classes from {MIN_AREA} px on"
 
     def _listed_classes(self) -> dict[str, list[int]]:
         """Classes of every mask that cover enough pixels to be listed."""
@@ -223,17 +218,15 @@ class FolderSource(SegmentationSource):
         path = find_list(splits, dataset, f"{PARTS[split]}.txt")
         if path is not None:
             return read_lines(path), f"list {dataset}/{path.name}"
-        return share_classes(
-            names, split
-        ), "derived: classes shuffled by checksum, 52 / 24 / 24 % train / val / test"
+        rule = "derived: classes shuffled by checksum, 52 / 24 / 24 % for train / val / test"
+        return share_classes(names, split), rule
 
     def _add_class(self, folder: Path) -> int:
         """Register the image-mask pairs of a class; returns how many images have no mask."""
         if (folder / "images").is_dir():
             images, masks = _by_stem(folder / "images"), _by_stem(folder / "masks")
         else:
-            files = _by_stem(folder, skip=(".png",))
-            images, masks = files, _by_stem(folder, only=(".png",))
+            images, masks = _by_stem(folder, PHOTO_SUFFIXES), _by_stem(folder, (".png",))
         for stem in sorted(images, key=natural_order):
             if stem in masks:
                 self._files[f"{folder.name}/{stem}"] = (images[stem], masks[stem])
@@ -285,10 +278,7 @@ def _stems(folder: Path) -> set[str]:
     return {path.stem for path in folder.iterdir()}
 
 
-def _by_stem(
-    folder: Path, only: tuple[str, ...] = IMAGE_SUFFIXES, skip: tuple[str, ...] = ()
-) -> dict[str, Path]:
+def _by_stem(folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> dict[str, Path]:
     if not folder.is_dir():
         return {}
-    suffixes = set(only) - set(skip)
     return {path.stem: path for path in folder.iterdir() if path.suffix.lower() in suffixes}
