@@ -14,7 +14,7 @@ from vat.metrics.iou import intersection_and_union
 def mask_agreement(transferred: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """LT-ACC = agreeing pixels / all pixels, and IoU of the foreground, of masks [B, H, W].
 
-    Returns two [B] fractions. The IoU of two empty masks is 1: nothing was to be transferred, and nothing was.
+    Returns two [B] fractions. Two empty masks have IoU 1: nothing was to be transferred, and nothing was.
     """
     intersection, union = intersection_and_union(transferred, target)
     accuracy = intersection.sum(1) / target[0].numel()
