@@ -91,7 +91,7 @@ def _coats(rng: np.random.Generator) -> dict[str, Texture]:
     }
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def class_recipe(class_id: int) -> Recipe:
     """The class with this id; the same everywhere and forever."""
     rng = stream(CLASS_STREAM, class_id)
