@@ -130,9 +130,9 @@ def bench(
         variants = [("none", "none")]
     elif split == "train":
         variants += [(augment, "none") for augment in data.AUGMENTATIONS if augment != "none"]
-    table = Table(
-        "augmentation", "cache", f"{data.task_of(name)} / s and core", title=f"{name}, {shots}-shot"
-    )
+    task = data.task_of(name)
+    table = Table("augmentation", "cache", f"{task} / s and core")
+    table.title = f"{name}, {shots}-shot" if task == "episodes" else name
     torch.set_num_threads(1)
     for augment, cache in variants:
         dataset: Any = data.build(name, root, augment=augment, cache=cache, **options)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def bench(
 
 
 def _rate(dataset: Any, seconds: float, warm: bool) -> float:
-    """Samples per CPU second, whatever else the machine does; a warm cache sees samples it has seen before."""
+    """Samples per CPU second, whatever else the machine does; a warm cache gets samples it knows."""
     count = min(50, len(dataset))
     for i in range(count if warm else 1):
         dataset[i]
