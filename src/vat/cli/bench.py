@@ -1,0 +1,122 @@
+"""`vat bench`: time and weigh a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from vat.errors import VatError
+
+if TYPE_CHECKING:
+    import torch
+
+    from vat.bench.cases import Case, Result
+
+    Growth = dict[str, list[tuple[float, Result]]]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench")(bench)
+
+
+def bench(
+    model: Annotated[str, typer.Argument(help="A model's name, see `vat models`.")] = "vat_resnet50.fss",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; default: the best there is.")] = "auto",
+    modes: Annotated[str, typer.Option(help="inference, training, cached (a further query), comma-separated.")] = (
+        "inference,cached"
+    ),
+    precision: Annotated[str, typer.Option(help="float32, bfloat16, float16, comma-separated.")] = "float32,bfloat16",
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
+    shots: Annotated[str, typer.Option(help="Numbers of supports, comma-separated.")] = "1",
+    size: Annotated[int | None, typer.Option(help="Side of the square input; default: the model's own.")] = None,
+    backends: Annotated[str, typer.Option(help="reference, fast, comma-separated.")] = "reference,fast",
+    graphs: Annotated[bool, typer.Option(help="Replay CUDA graphs for inference on a GPU.")] = True,
+    growth: Annotated[bool, typer.Option(help="Also: how cost grows with size, grid and supports.")] = False,
+    repeats: Annotated[int | None, typer.Option(help="Timed calls per case; default: 5 on a CPU, 20 on a GPU.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and growth.png.")] = Path("out/bench"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """Measure time and memory of a model beside its reference path and the limits of the device.
+
+    Example: vat bench vat_resnet50.fss --device cpu --backends fast --json
+    """
+    import torch
+
+    from vat.bench import report
+    from vat.bench.cases import Case
+    from vat.bench.device import measure_limits
+    from vat.zoo import config_of
+
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise VatError("No CUDA device is available here; use --device cpu.")
+    config_of(model)
+    count = repeats or (20 if where.type == "cuda" else 5)
+    cases = [
+        Case(model, str(where), mode, number, int(b), int(k), size, backend, graphs and _graphable(where, mode, backend), count)  # type: ignore[arg-type]
+        for mode in modes.split(",")
+        for number in precision.split(",")
+        for b in batch.split(",")
+        for k in shots.split(",")
+        for backend in backends.split(",")
+    ]
+    measure = _measurer(where)
+    limits = measure_limits(where)
+    console = Console(stderr=as_json)
+    results = [measure(case) for case in track(cases, "measuring", console=console, transient=True)]
+    grown = _grow(cases[-1], measure, console) if growth else {}
+    report.write(out, results, limits, grown)
+    if as_json:
+        print(report.as_json(results, limits, grown))
+    else:
+        console.print(report.table(results, limits))
+        console.print(f"Written to {out}.")
+
+
+def _graphable(device: torch.device, mode: str, backend: str) -> bool:
+    return device.type == "cuda" and mode != "training" and backend == "fast"
+
+
+def _measurer(device: torch.device) -> Callable[[Case], Result]:
+    import torch
+
+    from vat.bench.cases import run_case
+    from vat.bench.worker import run_apart
+
+    if device.type == "cuda":
+        return run_case
+    return lambda case: run_apart(case, torch.get_num_threads())
+
+
+def _grow(case: Case, measure: Callable[[Case], Result], console: Console) -> Growth:
+    """The last case again at other image sizes, feature grids and numbers of supports."""
+    base = replace(case, mode="inference", batch=1, shots=1)
+    steps: dict[str, list[tuple[float, Case]]] = {
+        "image size (px)": [(s, replace(base, size=s)) for s in (256, 384, 512, 768)],
+        "feature grid (conv3_x)": [(g, replace(base, overrides=grid_override(base.model, g))) for g in (32, 64, 96, 128)],
+        "supports": [(k, replace(base, shots=k)) for k in (1, 2, 5, 10)],
+    }
+    grown: Growth = {}
+    for name, points in steps.items():
+        grown[name] = [(x, measure(c)) for x, c in track(points, name, console=console, transient=True)]
+    return grown
+
+
+def grid_override(model: str, grid: int) -> dict[str, Any]:
+    """The finest level at another grid; its tokens keep their number, so the first unit's stride takes up the difference."""
+    from vat.config import to_dict
+    from vat.zoo import config_of
+
+    config = config_of(model)[1]
+    levels = to_dict(config)["levels"]
+    finest = levels[-1]
+    factor = max(1, round(2 * grid / finest["grid"]))
+    finest["grid"] = grid
+    finest["strides"] = [[factor, factor], *finest["strides"][1:]]
+    return {"levels": levels}

@@ -1,0 +1,69 @@
+"""`vat bench` measures what it says; numbers are not tested, their presence and sense are."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small import LEVELS, STAGES
+
+from vat.bench import Case, run_case
+from vat.bench.device import measure_limits
+from vat.cli.bench import grid_override
+from vat.config import to_dict
+from vat.zoo import create_model
+
+SMALL = {
+    "backbone": "resnet18",
+    "levels": [to_dict(level) for level in LEVELS],
+    "stages": [to_dict(stage) for stage in STAGES],
+    "appearance_grid": 32,
+    "window": 2,
+    "decoder_window": 4,
+}
+
+
+@pytest.mark.parametrize("mode", ["inference", "cached", "training"])
+def test_every_mode_is_measured(mode):
+    result = run_case(Case("vat_resnet50.fss", mode=mode, size=64, repeats=1, overrides=SMALL))
+    assert result.error is None
+    assert result.seconds > 0
+    assert result.peak_bytes > 2**20
+    assert result.flop > 1e6
+    assert result.traffic_bytes > 1e6
+
+
+def test_a_cached_support_saves_operations_and_training_costs_more():
+    flop = {
+        mode: run_case(Case("vat_resnet50.fss", mode=mode, size=64, repeats=1, overrides=SMALL)).flop
+        for mode in ("inference", "cached", "training")
+    }
+    assert flop["cached"] < flop["inference"] < flop["training"]
+
+
+def test_limits_are_those_of_a_real_device():
+    limits = measure_limits(torch.device("cpu"))
+    assert limits.bytes_per_second > 1e8
+    assert limits.flops["float32"] > 1e8
+
+
+def test_grids_grow_without_growing_the_tokens():
+    for grid in (32, 64, 128):
+        level = create_model("vat_resnet50.fss", backbone="resnet18", **grid_override("vat_resnet50.fss", grid)).config.levels[-1]
+        assert level.grid == grid
+        assert level.out_grid() == (32, 8)
+
+
+def test_the_command_writes_its_report(tmp_path):
+    vat = Path(sys.executable).parent / "vat"
+    arguments = ["bench", "vat_resnet18.fss", "--device", "cpu", "--precision", "float32", "--backends", "fast"]
+    arguments += ["--modes", "inference", "--size", "64", "--repeats", "1", "--json", "--out", str(tmp_path)]
+    done = subprocess.run([vat, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["results"][0]["seconds"] > 0
+    assert json.loads((tmp_path / "bench.json").read_text()) == report
+    assert "vat" in report["versions"]
+    assert (tmp_path / "bench.md").exists()

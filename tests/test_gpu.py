@@ -1,0 +1,56 @@
+"""On a CUDA device: the kernels and the whole network against the golden numbers. Run with `pytest -m gpu`."""
+
+import pytest
+import torch
+from published import golden, inputs, write
+from small import episode, small
+
+import vat
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(scope="module", params=["vat_resnet50_fss", "vat_resnet101_correspondence"])
+def case(request, tmp_path_factory):
+    description, outputs = golden(request.param)
+    path = write(tmp_path_factory.mktemp("published") / "best_model.pt", description["tensors"])
+    return vat.load(path, device="cuda"), description, outputs
+
+
+@pytest.mark.parametrize("backend", ["reference", "fast"])
+def test_float32_agrees_with_the_golden_stages(case, backend):
+    model, description, outputs = case
+    torch.backends.cudnn.allow_tf32 = False
+    arguments = [t.cuda() for t in inputs(description)]
+    with torch.inference_mode():
+        stages = model.set_backend(backend).stages(*arguments)
+    for name in (n for n in stages if n != "output"):
+        got = stages[name].contiguous().flatten().cpu()[torch.from_numpy(outputs[f"{name}.index"])]
+        error = (got - torch.from_numpy(outputs[f"{name}.value"])).abs().max().item()
+        assert error <= 1e-4 * description["probes"][name]["std"], (name, error)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_bfloat16_gives_the_same_mask(case, graphs):
+    model, description, outputs = case
+    if "mask" not in description:
+        pytest.skip("a correspondence model has no mask")
+    runner = vat.accelerate(model, dtype=torch.bfloat16, graphs=graphs)
+    arguments = [t.cuda() for t in inputs(description)]
+    low = torch.from_numpy(outputs["logits_low"])
+    theirs = torch.nn.functional.interpolate(low, (473, 473), mode="bilinear", align_corners=True).argmax(1)
+    for _ in range(3):
+        logits = runner(*arguments)
+    assert (logits.argmax(1).cpu() == theirs).float().mean() >= 0.999
+
+
+def test_gradients_agree_with_the_reference():
+    query, support, mask = (t.cuda() for t in episode(batch=2))
+    gradients = {}
+    for backend in ("reference", "fast"):
+        network = small(frozen_backbone=False, appearance_dropout=0.0).cuda().train().set_backend(backend)
+        network(query, support[:, 0], mask[:, 0]).square().mean().backward()
+        gradients[backend] = {n: p.grad for n, p in network.named_parameters()}
+    for name, expected in gradients["reference"].items():
+        difference = (gradients["fast"][name] - expected).abs().max()
+        assert difference <= 2e-3 * expected.abs().max() + 1e-9, name
