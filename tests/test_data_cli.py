@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import data_fakes as fakes
-from vat.cli_data import app
+from vat.cli.data import app
 from vat.data import check
 from vat.errors import VatError
 

@@ -103,6 +103,9 @@ def test_any_size_and_aspect_ratio(model, size):
 @pytest.mark.parametrize("task", ["segmentation", "correspondence"])
 def test_gradients_reach_every_learnable_tensor_and_no_frozen_one(task):
     network = small(task=task).train()
+    for module in network.backbone.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.ones_(module.weight)  # timm starts some at zero, which stops gradients
     query, support, mask = episode()
     arguments = (query, support[:, 0]) if task == "correspondence" else (query, support[:, 0], mask[:, 0])
     network(*arguments).square().mean().backward()

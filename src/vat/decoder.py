@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vat.aggregation.swin import swin_blocks
+from vat.aggregation.swin import LayerNorm, swin_blocks
 from vat.config import StageConfig, VATConfig
 from vat.errors import VatError
 from vat.resize import resize, resize_tokens
@@ -36,7 +36,7 @@ class DecoderStage(nn.Module):
         if transformer:
             window = (config.decoder_window, config.decoder_window, 1, 1)
             self.blocks = swin_blocks(dim, config.decoder_heads, window, config.decoder_depth, config.mlp_ratio)
-            self.norm = nn.LayerNorm(dim)
+            self.norm = LayerNorm(dim)
         self.proj = None if stage.out_dim is None else nn.Linear(dim, stage.out_dim)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from vat.aggregation import PyramidEncoder
 from vat.config import Backend, VATConfig
-from vat.cost import cost_volume, mask_on_grid, stack_features
+from vat.cost import cost_volume, mask_on_grid
 from vat.decoder import build_decoder
 from vat.errors import VatError
-from vat.features import Backbone
+from vat.features import Backbone, FeatureMaps
+from vat.kernels.unit_features import unit_features, unit_features_reference
 from vat.registry import register_family
 from vat.resize import resize
 
@@ -76,6 +77,7 @@ class VAT(nn.Module):
         self.decoder = build_decoder(last, config)
         self.unused = Unused(_unused_shapes(config, last))
         self._grids = {level.level: level.grid for level in config.levels}
+        self.fast = True
         self.backend: Backend = "auto"
         self.set_backend("auto")
 
@@ -85,29 +87,46 @@ class VAT(nn.Module):
         """uint8 or [0, 1] images [..., 3, H, W] to the backbone's own mean and std."""
         return self.backbone.normalize(images)
 
-    def encode_query(self, images: Tensor) -> Encoded:
+    def encode_query(self, images: Tensor, features: FeatureMaps | None = None) -> Encoded:
         """Features of the image to be masked (or of the target): [B, 3, H, W]."""
-        features = self.backbone(images)
-        stacked = {level: stack_features(features[level], grid) for level, grid in self._grids.items()}
+        features = self.backbone(images) if features is None else features
+        stacked = {level: self._unit(features[level], grid) for level, grid in self._grids.items()}
         wanted = {stage.appearance for stage in self.config.stages if stage.appearance is not None}
         maps = {
             level: resize(features[level][-1], self._grids.get(level, self.config.appearance_grid)) for level in wanted
         }
         return Encoded(stacked, maps)
 
-    def encode_support(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Features of K examples [B, K, 3, H, W] (or [B, 3, H, W]) under their masks, to be reused for any number of queries."""
+    def encode_support(
+        self, images: Tensor, mask: Tensor | None = None, features: FeatureMaps | None = None
+    ) -> Encoded:
+        """Features of K examples [B, K, 3, H, W] (or [B, 3, H, W]) under their masks, to be reused for any query."""
         shots = 1
         if images.ndim == 5:
             shots = images.shape[1]
             images = images.flatten(0, 1)
             mask = mask.flatten(0, 1) if mask is not None else None
-        features = self.backbone(images)
+        features = self.backbone(images) if features is None else features
         stacked = {}
         for level, grid in self._grids.items():
             weight = None if mask is None else mask_on_grid(mask.to(images.dtype), grid)
-            stacked[level] = stack_features(features[level], grid, weight)
+            stacked[level] = self._unit(features[level], grid, weight)
         return Encoded(stacked, {}, shots)
+
+    def _unit(self, maps: list[Tensor], grid: int, mask: Tensor | None = None) -> Tensor:
+        return (unit_features if self.fast else unit_features_reference)(maps, grid, mask)
+
+    def _features_of_both(self, query: Tensor, support: Tensor) -> tuple[FeatureMaps | None, FeatureMaps | None]:
+        """On a GPU images of one size go through the backbone together; a CPU prefers the smaller peak memory."""
+        examples = support.flatten(0, 1) if support.ndim == 5 else support
+        if not query.is_cuda or query.shape[-2:] != examples.shape[-2:]:
+            return None, None
+        levels = self.backbone(torch.cat([query, examples]))
+        count = query.shape[0]
+        return (
+            {level: [m[:count] for m in maps] for level, maps in levels.items()},
+            {level: [m[count:] for m in maps] for level, maps in levels.items()},
+        )
 
     def decode(self, query: Encoded, support: Encoded, record: dict[str, Tensor] | None = None) -> Tensor:
         """Encoded images -> the network's output before the last resize, [B*K, 2, grid, grid]."""
@@ -125,8 +144,9 @@ class VAT(nn.Module):
         masks [B, K, h, w]. Correspondence: `query` is the target, `support` the source; flow [B, 2, grid, grid] in cells.
         """
         self._check(query, support, mask)
-        encoded = self.encode_support(support, mask)
-        output = self.decode(self.encode_query(query), encoded)
+        query_features, support_features = self._features_of_both(query, support)
+        encoded = self.encode_support(support, mask, support_features)
+        output = self.decode(self.encode_query(query, query_features), encoded)
         return self.finish(output, query.shape[-2:], encoded.shots if support.ndim == 5 else None)
 
     def finish(self, output: Tensor, size: Any, shots: int | None = None) -> Tensor:

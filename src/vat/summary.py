@@ -1,4 +1,4 @@
-"""What a model is made of, part by part, without running it: shapes and operations on torch's meta device."""
+"""What a model is made of, part by part, without running it: torch's fake tensors have shapes and no data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -42,7 +43,7 @@ class Summary:
 def summarize(model: nn.Module, image_size: int | None = None) -> Summary:
     """Count parameters and multiply-adds of every part of `model` for one episode at `image_size`."""
     size = image_size or model.config.image_size  # type: ignore[union-attr]
-    ghost = copy.deepcopy(model).to("meta").eval()
+    ghost = copy.deepcopy(model).eval()
     if hasattr(ghost, "set_backend"):
         ghost.set_backend("reference")
     parts = _parts(ghost)
@@ -51,13 +52,13 @@ def summarize(model: nn.Module, image_size: int | None = None) -> Summary:
         module.register_forward_hook(lambda m, i, out, name=name: shapes[name].append(out))
         for name, module in parts.items()
     ]
-    image = torch.zeros(1, 3, size, size, device="meta")
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, torch.no_grad():
+        image = torch.zeros(1, 3, size, size)
         if ghost.config.task == "correspondence":
             ghost(image, image)
         else:
-            ghost(image, image, torch.zeros(1, size, size, device="meta"))
+            ghost(image, image, torch.zeros(1, size, size))
     for handle in handles:
         handle.remove()
     counts = counter.get_flop_counts()

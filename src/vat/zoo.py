@@ -14,8 +14,10 @@ from typing import Any
 import timm
 from torch import nn
 
+import vat.model  # registers the family "vat"
 from vat.config import CORRESPONDENCE_STAGES, SEGMENTATION_STAGES, StageConfig, VATConfig, replace
 from vat.errors import VatError
+from vat.prototype import PrototypeConfig
 from vat.registry import FAMILIES, family
 
 
@@ -46,10 +48,11 @@ TAGS: dict[str, dict[str, Any]] = {
         "spair": CORRESPONDENCE,
         "pfpascal": CORRESPONDENCE,
     },
+    "prototype": {"cosine": PrototypeConfig()},
 }
 """Family -> tag -> configuration (its backbone is replaced by the one in the name)."""
 
-LISTED_BACKBONES = {"vat": ("resnet50", "resnet101")}
+LISTED_BACKBONES = {"vat": ("resnet50", "resnet101"), "prototype": ("resnet50", "resnet101")}
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -29,7 +29,7 @@ class PositionEmbedding(nn.Module):
         _, hq, wq, hs, ws, _ = tokens.shape
         query = self.query[:, :, None, None].expand(hq, wq, hs, ws, -1)
         support = self.support[None, None].expand(hq, wq, hs, ws, -1)
-        return tokens + torch.cat([query, support], dim=-1)
+        return tokens + torch.cat([query, support], dim=-1).to(tokens.dtype)
 
 
 class EncoderLevel(nn.Module):

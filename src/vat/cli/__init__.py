@@ -8,7 +8,7 @@ import sys
 import click
 import typer
 
-from vat.cli import demo, models
+from vat.cli import bench, data, demo, evaluate, models, runs, train
 from vat.errors import VatError
 
 app = typer.Typer(
@@ -31,6 +31,11 @@ def options(
 
 models.register(app)
 demo.register(app)
+evaluate.register(app)
+bench.register(app)
+train.register(app)
+runs.register(app)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

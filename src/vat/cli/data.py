@@ -1,25 +1,30 @@
 """`vat data`: look over a data set, look at its episodes, measure how fast they load."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vat import data
 from vat.errors import VatError
+
+if TYPE_CHECKING:
+    from vat import data
+
+NAMES = "pascal, coco, fss, mini-fss, folder, spair, pfpascal, pfwillow, caltech, synthetic, synthetic-pairs"
 
 app = typer.Typer(
     help="Check, show and time data sets.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-Name = Annotated[str, typer.Argument(help=f"One of {', '.join(data.names())}.")]
+Name = Annotated[str, typer.Argument(help=f"One of {NAMES}.")]
 Root = Annotated[Path | None, typer.Argument(help="Folder with the data set; not needed for synthetic data.")]
 Splits = Annotated[Path | None, typer.Option(help="Folder with published split lists; default: derive them.")]
 Shots = Annotated[int, typer.Option(help="Support images per episode.")]
@@ -42,6 +47,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
     """Say what is there, what is missing and which files are broken. Exit code 1 if anything is wrong."""
+    from vat import data
+
     report = data.check(name, root, splits=splits, shots=shots, quick=quick)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report) | {"ok": report.ok}, indent=1))
@@ -85,6 +92,7 @@ def show(
     augment: Augment = "none",
 ) -> None:
     """Draw episodes with their masks, or pairs with their key points, on one sheet."""
+    from vat import data
     from vat.data.sheet import episode_sheet, pair_sheet
 
     dataset: Any = data.build(
@@ -126,6 +134,10 @@ def bench(
     """Measure how many episodes (or pairs) one core reads per second of its own time, by augmentation."""
     options = {"split": split, "fold": fold, "shots": shots, "image_size": image_size, "splits": splits}
     variants = [("none", "none"), ("none", "memory")]
+    import torch
+
+    from vat import data
+
     if name in data.SYNTHETIC:
         variants = [("none", "none")]
     elif split == "train":

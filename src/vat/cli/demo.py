@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
 from vat.cli.models import open_model
-from vat.data.synthetic import SyntheticEpisodes
-from vat.figures import episode_figure, image_array, match_heat, save_figure, tinted
 
 DEFAULT_MODEL = "vat_resnet50.fss"
 
@@ -30,6 +27,11 @@ def demo(
 
     Example: vat demo --out demo.png --seed 3
     """
+    import torch
+
+    from vat.data.synthetic import SyntheticEpisodes
+    from vat.figures import episode_figure, image_array, match_heat, save_figure, tinted
+
     console = Console()
     untrained = not Path(model).exists()
     network = open_model(model)

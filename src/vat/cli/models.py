@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
-import vat
-from vat.checkpoint import load, save
 from vat.errors import VatError
-from vat.summary import human, summarize
-from vat.zoo import config_of, create_model, list_models
+
+if TYPE_CHECKING:
+    from torch import nn
 
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -36,6 +33,8 @@ def models(
 
     Example: vat models '*fss*'
     """
+    from vat.zoo import config_of, list_models
+
     names = list_models(pattern)
     if as_json:
         print(json.dumps(names))
@@ -50,6 +49,9 @@ def models(
 
 def open_model(name_or_file: str) -> nn.Module:
     """A model by name (untrained) or from a checkpoint file."""
+    from vat.checkpoint import load
+    from vat.zoo import create_model
+
     if Path(name_or_file).exists():
         return load(name_or_file)
     if name_or_file.endswith((".pt", ".pth", ".safetensors")):
@@ -66,6 +68,8 @@ def info(
 
     Example: vat info vat_resnet50.fss
     """
+    from vat.summary import human, summarize
+
     network = open_model(model)
     summary = summarize(network, size)
     if as_json:
@@ -97,6 +101,12 @@ def convert(
     """
     if destination.suffix != ".safetensors":
         raise VatError(f"{destination} must end in .safetensors.")
+    import torch
+
+    import vat
+    from vat.checkpoint import load, save
+    from vat.summary import human
+
     model = load(source)
     save(model, destination, dtype=torch.float16 if half else None, notes={"converted_from": source.name})
     task = getattr(model.config, "task", "")

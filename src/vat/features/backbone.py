@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vat.errors import VatError
+from vat.features.folding import fold_batch_norm
 from vat.features.walkers import family_by_name, family_of
 from vat.tensorfile import read_tensors
 
@@ -20,6 +21,20 @@ FeatureMaps = dict[int, list[Tensor]]
 LEVELS = (2, 3, 4, 5)
 MIN_SIZE = 32  # smaller images are enlarged first, so that the coarsest map has one cell at least
 PROBE_SIZE = 128
+
+
+class _Folded:
+    """A derived body and what it was derived from; no nn.Module, so that no state dict knows of it."""
+
+    def __init__(self, version: tuple[Any, ...], body: nn.Module) -> None:
+        self.version, self.body = version, body
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Copies fold for themselves."""
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 class Backbone(nn.Module):
@@ -46,6 +61,8 @@ class Backbone(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
         self._plan, self.channels = self._plan_levels(family.plain)
         self._plain = family.plain
+        self.fast = True
+        self._folded: _Folded | None = None
         if isinstance(weights, str | Path):
             self.load_weights(weights)
         self.requires_grad_(not frozen)
@@ -59,8 +76,26 @@ class Backbone(nn.Module):
 
     def every_map(self, images: Tensor) -> list[Tensor]:
         """What the walker yields: all blocks in order, for a ResNet with its stem first."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self._walk(self.body, _at_least(images, MIN_SIZE))
+        images = _at_least(images, MIN_SIZE)
+        if not self.frozen:
+            return self._walk(self.body, images)
+        with torch.no_grad():
+            if not self.fast or torch.compiler.is_compiling():
+                return self._walk(self.body, images)
+            body, images = self._fold(images)
+            return self._walk(body, images)
+
+    def _fold(self, images: Tensor) -> tuple[nn.Module, Tensor]:
+        """A frozen body never changes, so BatchNorm is folded, weights are cast and laid out once and kept."""
+        kind = images.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else next(self.body.parameters()).dtype
+        layout = torch.channels_last if kind == "cuda" else torch.contiguous_format
+        version = (images.device, dtype, _version(self.body))
+        if self._folded is None or self._folded.version != version:
+            body = fold_batch_norm(self.body).to(images.device, dtype, memory_format=layout)
+            self._folded = _Folded(version, body.requires_grad_(False))
+        return self._folded.body, images.to(dtype, memory_format=layout)
 
     def forward(self, images: Tensor) -> FeatureMaps:
         levels: FeatureMaps = {level: [] for level in LEVELS}
@@ -106,6 +141,12 @@ class Backbone(nn.Module):
             strides = ", ".join(str(2**level) for level in lacking)
             raise VatError(f"The backbone {self.name!r} has no feature maps of stride {strides}; choose another.")
         return plan, channels
+
+
+def _version(module: nn.Module) -> int:
+    """Changes whenever a weight or buffer is written in place or replaced."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return hash(tuple((id(t), 0 if t.is_inference() else t._version) for t in tensors))
 
 
 def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
