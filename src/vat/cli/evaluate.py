@@ -1,0 +1,207 @@
+"""`vat eval`: a model on a benchmark, with everything that makes the numbers believable."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from vat.errors import VatError
+
+if TYPE_CHECKING:
+    from vat.evaluation import Report
+    from vat.evaluation.tables import PlainTable
+
+FOLDED = ("pascal", "coco")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval")(evaluate)
+
+
+def evaluate(
+    model: Annotated[str, typer.Option(help="A checkpoint file, or a model's name (untrained).")],
+    data: Annotated[str, typer.Option(help="A data set: pascal, coco, fss, spair, ..., synthetic.")],
+    root: Annotated[Path | None, typer.Option(help="Its folder; synthetic data needs none.")] = None,
+    split: Annotated[str, typer.Option(help="train, val or test; all for class folders.")] = "test",
+    fold: Annotated[int, typer.Option(help="Fold of PASCAL-5i or COCO-20i.")] = 0,
+    shots: Annotated[
+        str, typer.Option(help="Numbers of support images, comma-separated; all in one pass.")
+    ] = "1",
+    splits: Annotated[Path | None, typer.Option(help="Folder with published split lists.")] = None,
+    backbone_weights: Annotated[
+        Path | None, typer.Option(help="File with the backbone of a model name.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side of the images; default: the model's own.")
+    ] = None,
+    episodes: Annotated[int | None, typer.Option(help="How many; default: the benchmark's number.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the episodes (and of untrained weights).")] = 0,
+    voting: Annotated[str, typer.Option(help="How K masks become one: paper or published.")] = "paper",
+    flip: Annotated[
+        bool, typer.Option("--flip", help="Add the mirrored images to every prediction.")
+    ] = False,
+    original_size: Annotated[
+        bool, typer.Option("--original-size", help="Score at the mask's own size.")
+    ] = False,
+    min_radius: Annotated[int, typer.Option(help="Smallest radius of mBA; common code has 1.")] = 3,
+    alphas: Annotated[str, typer.Option(help="Thresholds of PCK, comma-separated.")] = "0.03,0.05,0.1,0.15",
+    batch_size: Annotated[int, typer.Option(help="Episodes at a time on each device.", min=1)] = 4,
+    workers: Annotated[int, typer.Option(help="Loading processes for each device.", min=0)] = 2,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    devices: Annotated[str, typer.Option(help="A number, a list such as 0,2, or auto.")] = "auto",
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    precision: Annotated[str, typer.Option(help="auto, 32-true or bf16-mixed.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default: out/eval/MODEL/DATA.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away episodes of an earlier run.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Evaluate a model: mIoU, FB-IoU and mBA, or PCK, overall and by class, beside the published numbers.
+
+    An interrupted evaluation continues where it stopped when the same command is given again.
+
+    Example: vat eval --model best.safetensors --data pascal --root VOC2012 --fold 3 --shots 1,5
+    """
+    from vat import evaluation
+    from vat.data import build, task_of
+    from vat.evaluation.published import beside
+    from vat.launch import make_fabric
+
+    counts, thresholds = _numbers(shots, int, "shots"), _numbers(alphas, float, "alphas")
+    if task_of(data) == "pairs" and (counts != [1] or original_size):
+        raise VatError(f"'{data}' holds pairs; --shots and --original-size are for segmentation.")
+    if original_size and root is None:
+        raise VatError("Synthetic images have no other size; leave --original-size out.")
+    network, warnings = _open(model, backbone_weights, seed)
+    options: dict[str, Any] = {"original_size": True} if original_size else {}
+    dataset = build(
+        data,
+        root,
+        split=split,
+        fold=fold,
+        shots=max(counts),
+        image_size=image_size or network.config.image_size,
+        seed=seed,
+        splits=splits,
+        episodes=episodes,
+        **options,
+    )
+    folder = out or Path("out/eval") / Path(model).stem / (f"{data}_fold{fold}" if data in FOLDED else data)
+    fabric = make_fabric(accelerator, devices, nodes, precision)
+    console = Console(stderr=True, quiet=not fabric.is_global_zero)
+    with _progress(console) as progress:
+        report = evaluation.evaluate(
+            network,
+            dataset,
+            shots=counts,
+            voting=voting,
+            flip=flip,
+            min_radius=min_radius,
+            alphas=thresholds,
+            batch_size=batch_size,
+            workers=workers,
+            fabric=fabric,
+            out=folder,
+            restart=restart,
+            progress=progress,
+        )
+    if not fabric.is_global_zero:
+        return
+    where = f"{data}, fold {fold}" if data in FOLDED else data
+    report.about = {
+        "command": shlex.join(["vat", *sys.argv[1:]]),
+        "model": model,
+        "data": f"{where}, {split} split",
+    }
+    report.warnings = warnings
+    report.published = beside(report, data, fold)
+    _write(report, folder, network, dataset)
+    print(json.dumps(report.as_dict(), indent=1)) if as_json else _show(report, folder)
+
+
+def _numbers(text: str, kind: type, name: str) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise VatError(f"--{name} is {text!r}; give numbers separated by commas.") from None
+
+
+def _open(name: str, backbone_weights: Path | None, seed: int) -> tuple[Any, list[str]]:
+    """The model, and what must be said about its weights."""
+    import torch
+
+    from vat.cli.models import open_model
+    from vat.zoo import create_model
+
+    if Path(name).exists() or name.endswith((".pt", ".pth", ".safetensors")):
+        if backbone_weights is not None:
+            raise VatError(f"{name} already holds its backbone; --backbone-weights goes with a model's name.")
+        return open_model(name), []
+    torch.manual_seed(seed)
+    network = create_model(name, backbone_weights=backbone_weights).eval()
+    backbone_only = all(parameter.startswith("backbone.") for parameter, _ in network.named_parameters())
+    warnings = []
+    if not backbone_only:
+        warnings.append(
+            f"UNTRAINED: the weights of {name} are random (seed {seed}); the numbers say nothing about it."
+        )
+    if backbone_weights is None:
+        warnings.append("RANDOM BACKBONE: no --backbone-weights were given, so even the features are noise.")
+    return network, warnings
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Any]:
+    """A bar with the results so far and the time left; yields what `evaluate` calls."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    with bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+def _write(report: Report, folder: Path, network: Any, dataset: Any) -> None:
+    from vat.checkpoint import write_atomically
+    from vat.evaluation.sheet import contact_sheet
+
+    report.write(folder)
+    write_atomically(
+        folder / "episodes.png", contact_sheet(network, dataset, report.protocol, report.records)
+    )
+
+
+def _show(report: Report, folder: Path) -> None:
+    console = Console()
+    for warning in report.warnings:
+        console.print(Panel(escape(warning), style="bold red"))
+    for table in report.tables():
+        console.print(_rich(table))
+    for name, value in report.facts():
+        console.print(f"[bold]{name:10}[/bold] {escape(value)}", highlight=False)
+    for note in report.notes:
+        console.print(f"[yellow]note[/yellow]       {escape(note)}", highlight=False)
+    console.print(f"Written to {folder}: report.md, report.json, episodes.png, episodes.jsonl")
+
+
+def _rich(plain: PlainTable) -> Table:
+    table = Table(title=plain.title, title_justify="left", box=None)
+    for number, column in enumerate(plain.columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for number, row in enumerate(plain.rows):
+        table.add_row(*map(escape, row), style="bold" if number in plain.bold else None)
+    return table

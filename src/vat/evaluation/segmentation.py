@@ -1,0 +1,176 @@
+"""Few-shot segmentation: IoU and boundary accuracy of masks, for several numbers of shots in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vat.errors import VatError
+from vat.evaluation.protocol import Batch, Protocol, Record, identity, or_none, percent
+from vat.evaluation.tables import PlainTable, number
+from vat.metrics import FewShotIoU, boundary_accuracy, intersection_and_union
+from vat.model import vote
+
+Masks = dict[int, Tensor]
+"""Number of shots -> predicted masks [b, H, W]."""
+
+
+@dataclass(frozen=True)
+class Segmentation(Protocol):
+    """`voting` is a rule of `vat.model.vote`; `flip` adds the prediction for the mirrored query and supports;
+    `min_radius` is that of `vat.metrics.boundary_accuracy`.
+    """
+
+    shots: tuple[int, ...] = (1,)
+    voting: str = "paper"
+    flip: bool = False
+    min_radius: int = 3
+
+    task = "segmentation"
+    unit = "episodes"
+
+    def __post_init__(self) -> None:
+        if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
+            raise VatError(f"shots is {list(self.shots)}; give different numbers from 1 up, such as 1,5.")
+        vote(torch.zeros(1, 1, 1, 1), self.voting)  # refuses unknown rules before anything is computed
+
+    def check(self, sample: dict[str, Any]) -> None:
+        if "query" not in sample:
+            raise VatError(
+                "This model is for segmentation, but the data set holds pairs without masks to segment."
+            )
+        available = len(sample["support"])
+        if available < max(self.shots):
+            raise VatError(
+                f"{max(self.shots)}-shot was asked for, but the episodes have {available} support image(s): "
+                "build the data set with as many shots."
+            )
+
+    # -- from images to masks --------------------------------------------------------------------------------
+
+    def predict(self, model: Any, batch: Batch) -> list[Masks]:
+        """The masks of every group of :func:`truths`, at the size of its truth."""
+        query, support = model.normalize(batch["query"]), model.normalize(batch["support"])
+        mask = batch["support_mask"].to(query.dtype)
+        views = [decoded(model, query, support, mask, self.shots)]
+        if self.flip:
+            views.append(decoded(model, query.flip(-1), support.flip(-1), mask.flip(-1), self.shots))
+        return [
+            {
+                shots: self._mask(model, [view[shots][rows] for view in views], truth.shape[-2:])
+                for shots in self.shots
+            }
+            for rows, truth, _ in truths(batch)
+        ]
+
+    def _mask(self, model: Any, views: list[Tensor], size: Sequence[int]) -> Tensor:
+        """Decoder outputs [b, V, 2, h, w], the second view mirrored, -> masks [b, H, W]."""
+        votes = views[0].shape[1]
+        logits = [model.finish(view.float().flatten(0, 1), size, votes) for view in views]
+        total = logits[0] if len(logits) == 1 else logits[0] + logits[1].flip(-1)
+        return vote(total.argmax(2), self.voting)
+
+    # -- from masks to results -------------------------------------------------------------------------------
+
+    def measure(self, prediction: list[Masks], batch: Batch) -> list[Record]:
+        records: list[Record] = [
+            record | {"shots": {}} for record in identity(batch, ("query_name", "support_names"))
+        ]
+        for masks, (rows, truth, ignore) in zip(prediction, truths(batch), strict=True):
+            for shots, mask in masks.items():
+                intersection, union = intersection_and_union(mask, truth, ignore)
+                accuracy = boundary_accuracy(mask, truth, self.min_radius, ignore)
+                counts = zip(intersection.tolist(), union.tolist(), accuracy.double().tolist(), strict=True)
+                for record, (both, either, boundary) in zip(records[rows], counts, strict=True):
+                    entry = {"intersection": both, "union": either, "mba": or_none(boundary)}
+                    record["shots"][str(shots)] = entry
+        return records
+
+    def results(self, records: Sequence[Record], classes: dict[int, str]) -> dict[str, Any]:
+        """By number of shots (as text, for JSON): `miou`, `fb_iou`, `mba` and `per_class`."""
+        return {str(shots): self._results(records, classes, str(shots)) for shots in self.shots}
+
+    def _results(self, records: Sequence[Record], classes: dict[int, str], shots: str) -> dict[str, Any]:
+        entries = [record["shots"][shots] for record in records]
+        class_ids = torch.tensor([record["class_id"] for record in records])
+        iou = CountedIoU(class_ids.tolist(), sync_on_compute=False)
+        iou.update(
+            torch.tensor([entry["intersection"] for entry in entries]),
+            torch.tensor([entry["union"] for entry in entries]),
+            class_ids,
+        )
+        result = iou.compute()
+        return {
+            "miou": float(result["miou"]),
+            "fb_iou": float(result["fb_iou"]),
+            "mba": percent(entry["mba"] for entry in entries),
+            "per_class": {classes.get(c, str(c)): value for c, value in result["per_class"].items()},
+        }
+
+    def headline(self, records: Sequence[Record]) -> str:
+        results = self.results(records, {})
+        return "mIoU " + ", ".join(f"{results[str(k)]['miou']:.1f} ({k}-shot)" for k in self.shots)
+
+    def quality(self, record: Record) -> float:
+        """IoU of the foreground with the most shots."""
+        entry = record["shots"][str(max(self.shots))]
+        return entry["intersection"][1] / max(entry["union"][1], 1)
+
+    # -- for the eye -----------------------------------------------------------------------------------------
+
+    def tables(self, results: dict[str, Any]) -> list[PlainTable]:
+        overall = [
+            [f"{k}-shot", *(number(results[str(k)][name]) for name in ("miou", "fb_iou", "mba"))]
+            for k in self.shots
+        ]
+        names = list(results[str(self.shots[0])]["per_class"])
+        per_class = [
+            [name, *(number(results[str(k)]["per_class"][name]) for k in self.shots)] for name in names
+        ]
+        return [
+            PlainTable("Results in percent", ["", "mIoU", "FB-IoU", "mBA"], overall),
+            PlainTable("IoU by class", ["class", *(f"{k}-shot" for k in self.shots)], per_class),
+        ]
+
+
+class CountedIoU(FewShotIoU):
+    """`FewShotIoU` from the pixel counts of episodes, [N, 2] each, where the masks are gone."""
+
+    def update(self, intersection: Tensor, union: Tensor, class_id: Tensor) -> None:  # type: ignore[override]
+        row = torch.searchsorted(self._class_ids, class_id)
+        self.intersection.index_add_(0, row, intersection)
+        self.union.index_add_(0, row, union)
+        self.episodes.index_add_(0, row, torch.ones_like(row))
+
+
+def decoded(
+    model: Any, query: Tensor, support: Tensor, mask: Tensor, shots: Sequence[int]
+) -> dict[int, Tensor]:
+    """Number of shots -> decoder outputs [B, V, 2, h, w] of queries [B, 3, H, W], supports [B, K, 3, H, W].
+
+    Queries and supports are encoded once. Where every support votes (V = K), fewer shots are the first votes
+    of more; a model that merges its supports (V = 1) is asked again with the first of them.
+    """
+    most = max(shots)
+    seen, known = model.encode_query(query), model.encode_support(support[:, :most], mask[:, :most])
+    if known.shots == most:
+        output = model.decode(seen, known).unflatten(0, (-1, most))
+        return {k: output[:, :k] for k in shots}
+    return {k: model.decode(seen, known.first(k)).unsqueeze(1) for k in shots}
+
+
+def truths(batch: Batch) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Rows of the batch with their true masks and void pixels [b, H, W]: all rows at once, or one by one
+    where masks come at their original sizes.
+    """
+    if "query_mask_original" not in batch:
+        yield slice(None), batch["query_mask"], batch["ignore"]
+        return
+    for i, (mask, ignore) in enumerate(
+        zip(batch["query_mask_original"], batch["ignore_original"], strict=True)
+    ):
+        yield slice(i, i + 1), mask[None], ignore[None]

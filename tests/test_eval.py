@@ -1,0 +1,348 @@
+"""Evaluation: the numbers are those of the metrics, and nothing but the settings changes them."""
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import Fabric
+from torch import nn
+
+import vat
+from small import small
+from vat.cli import main
+from vat.data import collate
+from vat.evaluation import evaluate
+from vat.evaluation.correspondence import carry_mask
+from vat.evaluation.published import beside, published
+from vat.evaluation.run import deal
+from vat.metrics import DIFFICULTY_LEVELS, FewShotIoU, MeanBoundaryAccuracy
+
+SIZE = 64
+
+
+class Episodes:
+    """Bright squares on noise, of two classes; counts what is read."""
+
+    seed, image_size = 0, SIZE
+
+    def __init__(self, length=7, shots=3, mirrored=False, original_size=False):
+        self.classes = {3: "three", 8: "eight"}
+        self.length, self.shots, self.mirrored, self.original_size = length, shots, mirrored, original_size
+        self.reads = []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        generator = torch.Generator().manual_seed(index)
+        pictures = [self._picture(generator) for _ in range(self.shots + 1)]
+        (query, mask), supports = pictures[0], pictures[1:]
+        sample = {
+            "query": query,
+            "query_mask": mask,
+            "ignore": torch.arange(SIZE * SIZE).view(SIZE, SIZE) < 5 * SIZE,
+            "support": torch.stack([image for image, _ in supports]),
+            "support_mask": torch.stack([mask for _, mask in supports]),
+            "class_id": torch.tensor([3, 8][index % 2]),
+            "index": torch.tensor(index),
+            "query_name": f"q{index}",
+            "support_names": "a|b|c",
+        }
+        if self.original_size:
+            shape = (40 + index, 90)
+            sample["query_mask_original"] = torch.zeros(shape, dtype=torch.uint8)
+            sample["query_mask_original"][:, :45] = 1
+            sample["ignore_original"] = torch.zeros(shape, dtype=torch.bool)
+        return sample
+
+    def _picture(self, generator):
+        image = torch.randint(0, 90, (3, SIZE, SIZE), generator=generator)
+        mask = torch.zeros(SIZE, SIZE, dtype=torch.uint8)
+        top, left, side = torch.randint(8, 28, (3,), generator=generator).tolist()
+        mask[top : top + side, left : left + side] = 1
+        image = (image + 140 * mask).to(torch.uint8)
+        return (image.flip(-1), mask.flip(-1)) if self.mirrored else (image, mask)
+
+
+class Pairs:
+    """A picture and itself, shifted by 16 px: the source shows everything 16 px further right."""
+
+    seed, image_size = 0, SIZE
+
+    def __init__(self):
+        self.classes = {0: "thing"}
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        mask = torch.zeros(SIZE, SIZE, dtype=torch.uint8)
+        mask[8:24, 8:24] = 1
+        points = torch.full((40, 2), -1.0)
+        points[:2] = torch.tensor([[10.0, 10.0], [20.0, 12.0]])
+        shift = torch.tensor([16.0, 0.0]) * (points >= 0)
+        return {
+            "target": torch.zeros(3, SIZE, SIZE, dtype=torch.uint8),
+            "source": torch.zeros(3, SIZE, SIZE, dtype=torch.uint8),
+            "target_kps": points,
+            "source_kps": points + shift,
+            "n_points": torch.tensor(2),
+            "pck_threshold": torch.tensor(100.0),
+            "target_mask": mask,
+            "source_mask": mask.roll(16, 1),
+            "levels": {name: torch.tensor(index) for name in DIFFICULTY_LEVELS},
+            "class_id": torch.tensor(0),
+            "index": torch.tensor(index),
+            "target_name": "t",
+            "source_name": "s",
+        }
+
+
+@dataclass(frozen=True)
+class ShiftConfig:
+    task: str = "correspondence"
+    image_size: int = SIZE
+
+
+class Shift(nn.Module):
+    """Says that everything lies a given number of cells further right in the source."""
+
+    family, config = "shift", ShiftConfig()
+
+    def __init__(self, cells):
+        super().__init__()
+        self.register_buffer("cells", torch.tensor(float(cells)))
+
+    def normalize(self, images):
+        return images.float()
+
+    def forward(self, target, source):
+        return torch.stack([self.cells, torch.zeros(())]).view(1, 2, 1, 1).expand(len(target), 2, 4, 4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return vat.create_model("prototype", backbone="resnet18", levels=(3,), image_size=SIZE).eval()
+
+
+@pytest.fixture(scope="module")
+def fabric():
+    return Fabric(accelerator="cpu", devices=1)
+
+
+def same(one, other):
+    """Results equal up to a pixel or two that rounding may turn."""
+    for shots, values in one.items():
+        for name in ("miou", "fb_iou", "mba"):
+            assert values[name] == pytest.approx(other[shots][name], abs=0.1), (shots, name)
+        assert values["per_class"] == pytest.approx(other[shots]["per_class"], abs=0.1)
+
+
+@pytest.mark.parametrize("family", ["prototype", "vat"])
+def test_results_are_those_of_the_metrics(model, fabric, family):
+    """One model that merges its supports, and one whose supports vote."""
+    network = model if family == "prototype" else small().eval()
+    data = Episodes(length=3)
+    report = evaluate(network, data, shots=(1, 3), batch_size=2, fabric=fabric)
+    batch = collate([data[i] for i in range(3)])
+    for shots in (1, 3):
+        iou, mba = FewShotIoU(data.classes), MeanBoundaryAccuracy()
+        support, mask = batch["support"][:, :shots], batch["support_mask"][:, :shots].float()
+        with torch.inference_mode():
+            logits = network(network.normalize(batch["query"]), network.normalize(support), mask)
+        masks = vat.vote(logits.argmax(2))
+        iou.update(masks, batch["query_mask"], batch["class_id"], batch["ignore"])
+        mba.update(masks, batch["query_mask"], batch["ignore"])
+        found, expected = report.results[str(shots)], iou.compute()
+        assert found["miou"] == pytest.approx(float(expected["miou"]), abs=0.1)
+        assert found["fb_iou"] == pytest.approx(float(expected["fb_iou"]), abs=0.1)
+        assert found["mba"] == pytest.approx(float(mba.compute()), abs=0.1)
+        assert list(found["per_class"]) == ["three", "eight"]
+
+
+def test_several_shots_in_one_run_equal_separate_runs(model, fabric):
+    together = evaluate(model, Episodes(), shots=(1, 3), fabric=fabric).results
+    apart = {str(k): evaluate(model, Episodes(), shots=(k,), fabric=fabric).results[str(k)] for k in (1, 3)}
+    same(together, apart)
+    assert together["1"]["miou"] != together["3"]["miou"]
+
+
+def test_neither_batch_size_nor_workers_matter(model, fabric):
+    expected = evaluate(model, Episodes(), batch_size=1, fabric=fabric).results
+    same(evaluate(model, Episodes(), batch_size=5, workers=1, fabric=fabric).results, expected)
+
+
+def test_processes_share_the_episodes():
+    shares = [deal(11, rank, 3, batch_size=2) for rank in range(3)]
+    assert sorted(i for share in shares for batch in share for i in batch) == list(range(11))
+    assert max(len(batch) for share in shares for batch in share) == 2
+
+
+def interrupted(model, fabric, out, episodes):
+    """An evaluation that is stopped after the batch that completes so many episodes."""
+
+    def stop(done, total, headline):
+        if done >= episodes:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, Episodes(), batch_size=2, fabric=fabric, out=out, progress=stop)
+
+
+def test_an_interrupted_run_goes_on_and_ends_the_same(model, fabric, tmp_path, monkeypatch):
+    monkeypatch.setattr("vat.evaluation.run.SECONDS_BETWEEN_HEADLINES", -1)
+    expected = evaluate(model, Episodes(), batch_size=2, fabric=fabric)
+    interrupted(model, fabric, tmp_path, episodes=4)
+    journal = tmp_path / "episodes.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + 4
+    journal.write_bytes(b"".join(lines[:4]) + lines[4][:30])  # killed in the middle of a line
+    data = Episodes()
+    resumed = evaluate(model, data, batch_size=2, fabric=fabric, out=tmp_path)
+    assert resumed.resumed == 3
+    assert sorted(set(data.reads[1:])) == [2, 3, 4, 5, 6]  # the first read is a look at the data
+    assert resumed.records == expected.records
+    assert resumed.results == expected.results
+    again = evaluate(model, data, batch_size=4, fabric=fabric, out=tmp_path)
+    assert (again.resumed, again.results) == (7, expected.results)
+
+
+def test_records_of_other_settings_are_not_mixed_in(model, fabric, tmp_path):
+    evaluate(model, Episodes(length=2), fabric=fabric, out=tmp_path)
+    with pytest.raises(vat.VatError, match=r"protocol\.flip is false there and true here"):
+        evaluate(model, Episodes(length=2), flip=True, fabric=fabric, out=tmp_path)
+    with pytest.raises(vat.VatError, match=r"data\.length is 2 there and 3 here"):
+        evaluate(model, Episodes(length=3), fabric=fabric, out=tmp_path)
+    report = evaluate(model, Episodes(length=2), flip=True, fabric=fabric, out=tmp_path, restart=True)
+    assert report.resumed == 0
+    journal = tmp_path / "episodes.jsonl"
+    journal.write_text(journal.read_text().replace('"index"', "index", 1))
+    with pytest.raises(vat.VatError, match="damaged"):
+        evaluate(model, Episodes(length=2), flip=True, fabric=fabric, out=tmp_path)
+
+
+def test_flipping_makes_left_and_right_the_same(model, fabric):
+    plain, mirrored = (
+        evaluate(model, Episodes(mirrored=m), flip=True, fabric=fabric).results for m in (False, True)
+    )
+    same(plain, mirrored)
+    unflipped = evaluate(model, Episodes(), fabric=fabric).results
+    assert unflipped["1"]["miou"] != pytest.approx(plain["1"]["miou"], abs=1e-3)
+
+
+def test_original_size_scores_at_the_masks_own_size(model, fabric):
+    report = evaluate(model, Episodes(length=3, original_size=True), batch_size=3, fabric=fabric)
+    for index, record in enumerate(report.records):
+        entry = record["shots"]["1"]
+        assert entry["union"][0] + entry["intersection"][1] == (40 + index) * 90
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_points_and_masks_follow_the_flow(fabric, flip):
+    """The right flow moves every point and the whole mask; none moves 16 of the 100 px and loses the mask."""
+    right = evaluate(Shift(1), Pairs(), alphas=(0.1, 0.2), fabric=fabric).results
+    assert right["pck"] == {"0.1": 100.0, "0.2": 100.0}
+    assert right["transfer"] == {"lt_acc": 100.0, "iou": 100.0}
+    wrong = evaluate(Shift(0), Pairs(), alphas=(0.1, 0.2), flip=flip, fabric=fabric).results
+    assert wrong["pck"] == {"0.1": 0.0, "0.2": 100.0}
+    assert wrong["per_class"] == {"thing": wrong["pck"]}
+    assert wrong["difficulty"]["viewpoint"] == {"0": wrong["pck"], "1": wrong["pck"], "2": wrong["pck"]}
+    assert wrong["transfer"]["iou"] == 0.0
+
+
+def test_a_flow_out_of_the_picture_carries_nothing():
+    flow = torch.full((1, 2, 4, 4), 10.0)
+    assert not carry_mask(flow, torch.ones(1, 16, 16, dtype=torch.uint8)).any()
+
+
+def test_wrong_use_gets_one_sentence(model, fabric):
+    with pytest.raises(vat.VatError, match="5-shot"):
+        evaluate(model, Episodes(), shots=(1, 5), fabric=fabric)
+    with pytest.raises(vat.VatError, match="for segmentation"):
+        evaluate(model, Pairs(), fabric=fabric)
+    with pytest.raises(vat.VatError, match="for correspondence"):
+        evaluate(Shift(0), Episodes(), fabric=fabric)
+    with pytest.raises(vat.VatError, match="majority"):
+        evaluate(model, Episodes(), voting="majority", fabric=fabric)
+
+
+def test_published_numbers_are_consistent():
+    """A slip in typing a fold's number would show in the mean."""
+    rows = [row for data in ("pascal", "coco") for row in published()[data]]
+    entries = [row[shots] for row in rows for shots in ("1-shot", "5-shot") if shots in row]
+    checked = 0
+    for entry in entries:
+        for folds, mean in (("folds", "miou"), ("mba_folds", "mba")):
+            if folds in entry:
+                assert sum(entry[folds]) / 4 == pytest.approx(entry[mean], abs=0.11), entry
+                checked += 1
+    assert checked == 66
+    assert all(len(row["by_class"]) == 18 for row in published()["spair"] if "by_class" in row)
+
+
+def test_published_rows_match_fold_and_shots(model, fabric):
+    report = evaluate(model, Episodes(), shots=(1,), fabric=fabric)
+    (table,) = beside(report, "pascal", fold=3)
+    assert ["VAT", "ResNet-50", "60.1", "53.6", "65.5", "77.8", "54.4"] in table.rows
+    assert table.rows[0][2] == f"{report.results['1']['miou']:.1f}"
+    assert beside(report, "synthetic") == []
+    pairs = beside(evaluate(Shift(1), Pairs(), alphas=(0.1,), fabric=fabric), "spair")
+    assert ["VAT (augmented)", "55.5"] in pairs[0].rows
+    assert "55.5" not in {cell for row in pairs[1].rows for cell in row}
+
+
+# -- the installed command -----------------------------------------------------------------------------------
+
+VAT = Path(sys.executable).parent / "vat"
+COMMAND = shlex.split(
+    "eval --model prototype_resnet18.cosine --data synthetic --image-size 64 --episodes 5 --workers 0"
+)
+
+
+def run(*arguments):
+    done = subprocess.run([VAT, *COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_processes_report_what_one_reports(tmp_path):
+    one = json.loads(run("--shots", "1,2", "--out", tmp_path / "one", "--json"))
+    assert one["episodes"] == 5
+    assert "RANDOM BACKBONE" in one["warnings"][0]
+    assert (tmp_path / "one" / "episodes.png").read_bytes().startswith(b"\x89PNG")
+    assert {p.name for p in (tmp_path / "one").iterdir()} == {
+        "report.json", "report.md", "episodes.png", "episodes.jsonl"
+    }  # fmt: skip
+    options = ("--shots", "1,2", "--out", tmp_path / "two", "--accelerator", "cpu", "--devices", 2)
+    table = run(*options)
+    assert "RANDOM BACKBONE" in table
+    two = json.loads((tmp_path / "two" / "report.json").read_text())
+    same(two["results"], one["results"])
+    files = [tmp_path / "two" / name for name in ("episodes.jsonl", "episodes.rank1.jsonl")]
+    assert [len(path.read_text().splitlines()) for path in files] == [1 + 3, 1 + 2]
+    text = (tmp_path / "two" / "report.md").read_text()
+    for word in ("RANDOM BACKBONE", "--devices 2", "torch 2", "timm", "seed 0", "voting paper"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--shots", "one"], "--shots is 'one'"),
+        (["--data", "pascal"], "needs the folder"),
+        (["--model", "absent.safetensors"], "There is no file absent.safetensors"),
+    ],
+)
+def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["vat", *COMMAND, *options, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
