@@ -1,0 +1,216 @@
+"""An experiment as one YAML file: typed settings, files that build on others, changes from outside."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from vat.config import from_dict, to_dict
+from vat.errors import VatError
+from vat.launch import Precision
+
+PRETRAINED = "pretrained"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What is trained: `vat.create_model(name, backbone_weights=..., **overrides)`."""
+
+    name: str = "vat"
+    overrides: dict[str, Any] = field(default_factory=dict)
+    backbone_weights: str | None = None  # "pretrained" (timm's, from the hub), a file, or null: random
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What it is trained on: arguments of `vat.data.build`."""
+
+    name: str = "synthetic"
+    root: str | None = None
+    splits: str | None = None
+    fold: int = 0
+    shots: int = 1
+    image_size: int | None = None  # null: the model's
+    augment: str = "none"
+    cache: Literal["none", "memory"] = "none"
+    class_balanced: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How. The first budget that is used up (steps, epochs, minutes of training) ends the run."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    minutes: float | None = None  # without validation
+    batch_size: int = 16  # episodes per optimiser step, over all processes
+    accumulate: int = 1  # parts in which a process computes its share of the batch
+    lr: float = 5e-4
+    backbone_lr: float | None = None  # of a backbone that is not frozen; null: lr
+    weight_decay: float = 0.0  # on matrices and kernels only
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: int = 0  # steps
+    clip: float | None = None  # largest norm of the gradient
+    ema: float | None = None  # decay of the averaged weights that are validated and saved
+    loss: Literal["ce", "ce+dice", "epe"] = "ce"
+    scales: tuple[int, ...] = ()  # image sizes in pixels, one drawn for every step; empty: image_size
+    seed: int = 0
+    precision: Precision = "auto"
+    workers: int | None = None  # loading processes per training process; null: by the number of cores
+    log_every: int = 20  # steps between two readings of the loss
+    save_every: int | None = None  # steps between checkpoints, besides those after validation
+    save_minutes: float | None = 10.0
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """A fixed set of episodes of unseen classes (or of pairs); the best score decides `best.safetensors`."""
+
+    split: str = "val"
+    episodes: int | None = None  # null: the data set's own number
+    every: int | None = None  # steps
+    epochs: float | None = None
+    minutes: float | None = None  # of training
+    shots: int = 1
+    batch_size: int = 16  # per process
+    at_start: bool = True  # also before the first step, as the zero of the curve
+    patience: int | None = None  # validations without gain after which training stops
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run. Two runs of one experiment on one machine are the same run."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+
+    def __post_init__(self) -> None:
+        training, validation = self.training, self.validation
+        if training.steps is None and training.epochs is None and training.minutes is None:
+            raise VatError("The experiment has no end: set training.steps, epochs or minutes.")
+        at_least_one = {
+            "training.batch_size": training.batch_size,
+            "training.accumulate": training.accumulate,
+            "training.log_every": training.log_every,
+            "validation.batch_size": validation.batch_size,
+            "validation.every": validation.every,
+            "validation.patience": validation.patience,
+            "training.save_every": training.save_every,
+            "training.scales": min(training.scales, default=None),
+        }
+        for name, value in at_least_one.items():
+            if value is not None and value < 1:
+                raise VatError(f"{name} is {value}; it must be at least 1.")
+        positive = {
+            "training.steps": training.steps,
+            "training.epochs": training.epochs,
+            "training.minutes": training.minutes,
+            "training.lr": training.lr,
+            "training.clip": training.clip,
+            "validation.epochs": validation.epochs,
+            "validation.minutes": validation.minutes,
+        }
+        for name, amount in positive.items():
+            if amount is not None and not amount > 0:
+                raise VatError(f"{name} is {amount}; it must be greater than 0.")
+        if training.ema is not None and not 0 < training.ema < 1:
+            raise VatError(f"training.ema is {training.ema}; a decay lies between 0 and 1, such as 0.999.")
+        if not isinstance(self.model.overrides, dict):
+            raise VatError("model.overrides must be a mapping of the model's settings.")
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes `5e-4` for a text; every user means a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_experiment(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
+    """The experiment in a YAML file, after `section.key=value` changes.
+
+    A file may name another one, relative to itself, as its `base`: it then holds only what differs.
+    """
+    path = Path(path)
+    values = _read(path, ())
+    for change in changes:
+        _apply(values, change)
+    return build_experiment(values, path)
+
+
+def build_experiment(values: dict[str, Any], origin: str | Path) -> Experiment:
+    """The checked settings of nested mappings; `origin` is named in errors."""
+    for section, content in values.items():
+        if not isinstance(content, dict):
+            raise VatError(f"{origin}: {section!r} must be a section with settings, not {content!r}.")
+    try:
+        return from_dict(Experiment, values)
+    except VatError as error:
+        raise VatError(f"{origin}: {error}") from error
+
+
+def dump_experiment(experiment: Experiment) -> str:
+    """YAML that :func:`load_experiment` reads back to the same experiment."""
+    values = to_dict(experiment)
+    values["training"]["scales"] = list(experiment.training.scales)
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if not path.is_file():
+        names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, names, n=1)
+        hint = f" Did you mean {path.parent / close[0]}?" if close else ""
+        raise VatError(f"There is no configuration {path}.{hint}")
+    if path.resolve() in seen:
+        raise VatError(f"{path} is, through `base`, its own base.")
+    try:
+        values = yaml.load(path.read_text(), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise VatError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise VatError(f"{path} must hold the sections model, data, training and validation.")
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    return _merge(_read(path.parent / str(base), (*seen, path.resolve())), values)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Mappings merge key by key; everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    """Put one `section.key=value` (the value in YAML) into nested mappings."""
+    name, equals, text = change.partition("=")
+    keys = name.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise VatError(f"A change is written section.key=value, such as training.lr=1e-3, not {change!r}.")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise VatError(f"The value of {name} is not valid YAML: {text!r}.") from error
+    for key in keys[:-1]:
+        inner = values.get(key)
+        values[key] = dict(inner) if isinstance(inner, dict) else {}
+        values = values[key]
+    values[keys[-1]] = value

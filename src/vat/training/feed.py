@@ -1,0 +1,148 @@
+"""Which process computes which episodes, and the loaders that bring them.
+
+Episode numbers count through the whole run: step s of a run with batches of B consists of the episodes
+s*B .. (s+1)*B - 1, whoever computes them. Resuming is then nothing but starting to count elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from vat.data import build, collate, task_of
+from vat.errors import VatError
+from vat.training.config import Experiment
+
+MOST_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's part of every global batch."""
+
+    batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        parts = self.accumulate * self.world
+        if self.batch_size % parts:
+            raise VatError(
+                f"training.batch_size is {self.batch_size}, which {self.world} process(es) times "
+                f"{self.accumulate} accumulation step(s) do not divide."
+            )
+
+    @property
+    def micro_batch(self) -> int:
+        """Episodes in memory at a time."""
+        return self.batch_size // (self.accumulate * self.world)
+
+    def episodes(self, step: int) -> list[list[int]]:
+        """Numbers of this process's episodes of a step, by accumulation part."""
+        size = self.micro_batch
+        first = step * self.batch_size + self.rank * self.accumulate * size
+        starts = range(first, first + self.accumulate * size, size)
+        return [list(range(start, start + size)) for start in starts]
+
+
+class EpisodeNumbers(Sampler[list[int]]):
+    """Batches of episode numbers from a step on, without end."""
+
+    def __init__(self, share: Share, first_step: int) -> None:
+        self.share, self.first_step = share, first_step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step = self.first_step
+        while True:
+            yield from self.share.episodes(step)
+            step += 1
+
+
+def training_data(experiment: Experiment, image_size: int, grid: int) -> Dataset[dict[str, Any]]:
+    """The episodes (or pairs, with a flow of `grid` cells) that an experiment trains on."""
+    settings = experiment.data
+    options: dict[str, Any] = {"grid": grid} if task_of(settings.name) == "pairs" else {}
+    if settings.class_balanced:
+        if options:
+            raise VatError("data.class_balanced is for episodes; pairs are drawn from a list.")
+        options["class_balanced"] = True
+    return build(
+        settings.name,
+        settings.root,
+        split="train",
+        fold=settings.fold,
+        shots=settings.shots,
+        image_size=settings.image_size or image_size,
+        seed=experiment.training.seed,
+        splits=settings.splits,
+        augment=settings.augment,
+        cache=settings.cache,
+        **options,
+    )
+
+
+def validation_data(experiment: Experiment, image_size: int, grid: int) -> Dataset[dict[str, Any]]:
+    """The fixed episodes (or pairs) that an experiment is validated on."""
+    settings = experiment.data
+    options: dict[str, Any] = {"grid": grid} if task_of(settings.name) == "pairs" else {}
+    return build(
+        settings.name,
+        settings.root,
+        split=experiment.validation.split,
+        fold=settings.fold,
+        shots=experiment.validation.shots,
+        image_size=settings.image_size or image_size,
+        seed=experiment.validation.seed,
+        splits=settings.splits,
+        episodes=experiment.validation.episodes,
+        cache=settings.cache,
+        **options,
+    )
+
+
+def training_loader(
+    dataset: Dataset[dict[str, Any]], share: Share, first_step: int, workers: int, pin: bool
+) -> DataLoader[dict[str, Any]]:
+    """Endless batches; the workers live as long as the iterator and fetch ahead of the device."""
+    sampler = EpisodeNumbers(share, first_step)
+    return DataLoader(dataset, batch_sampler=sampler, **_options(workers, pin))
+
+
+def validation_loader(
+    dataset: Dataset[dict[str, Any]], batch_size: int, rank: int, world: int, workers: int, pin: bool
+) -> DataLoader[dict[str, Any]]:
+    """Every world-th episode, so that the processes together see each one once."""
+    mine = range(rank, len(dataset), world)  # type: ignore[arg-type]
+    return DataLoader(dataset, batch_size, sampler=mine, **_options(workers, pin))
+
+
+def worker_count(wanted: int | None, processes_here: int) -> int:
+    """Loading processes per training process: as asked, or the cores that training itself leaves free."""
+    if wanted is not None:
+        return wanted
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, cores // processes_here - 1))
+
+
+def _options(workers: int, pin: bool) -> dict[str, Any]:
+    return {
+        "collate_fn": collate,
+        "num_workers": workers,
+        "pin_memory": pin,
+        "prefetch_factor": 4 if workers else None,
+        "worker_init_fn": _leave_signals_to_the_trainer,
+    }
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal; without workers the trainer could not end cleanly."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)

@@ -1,0 +1,87 @@
+"""Optimiser, learning-rate schedule and averaged weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from vat.errors import VatError
+from vat.training.config import TrainingSettings
+
+
+def make_optimizer(network: nn.Module, settings: TrainingSettings, fused: bool) -> torch.optim.AdamW:
+    """AdamW over everything that learns. Weight decay is for matrices and kernels only."""
+    backbone_lr = settings.lr if settings.backbone_lr is None else settings.backbone_lr
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            lr = backbone_lr if name.startswith("backbone.") else settings.lr
+            decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
+            groups.setdefault((lr, decay), []).append(parameter)
+    if not groups:
+        raise VatError("The model has nothing to learn: every parameter is frozen.")
+    # `initial_lr` is what the schedule scales
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "lr": lr, "initial_lr": lr, "weight_decay": decay}
+            for (lr, decay), parameters in groups.items()
+        ],
+        fused=fused,
+    )
+
+
+def rate(settings: TrainingSettings, step: int, progress: float) -> float:
+    """Factor of the learning rate at a step; `progress` in [0, 1] is the used share of the budget."""
+    warm = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
+    if settings.schedule == "cosine":
+        warm *= 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return warm
+
+
+def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
+
+
+class AveragedWeights:
+    """Exponential moving average of the learned parameters, kept on their device.
+
+    Early on the average would remember the random start, so at first it forgets faster.
+    """
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The network has the averaged weights inside, and its own again outside."""
+        own = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self._fill(self.average)
+        try:
+            yield
+        finally:
+            self._fill(own)
+
+    @torch.no_grad()
+    def _fill(self, values: dict[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(values[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.average
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, value in self.average.items():
+            value.copy_(state[name])

@@ -1,0 +1,145 @@
+"""What can go wrong in a long run, noticed early and told in one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vat.checkpoint import write_atomically
+from vat.errors import VatError
+from vat.summary import human
+
+
+def check_folder(folder: Path, needed: int) -> None:
+    """Create the output folder and prove, before any training, that `needed` bytes can be written to it."""
+    probe = folder / ".write-test"
+    write_atomically(probe, b"vat")
+    probe.unlink()
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise VatError(
+            f"{folder} has {human(free, 1024)}B left, and the run's files take about {human(needed, 1024)}B; "
+            "free some space or choose another folder with --out."
+        )
+
+
+class StopRequest:
+    """Turns SIGTERM, SIGUSR1 (which SLURM can send ahead of a time limit) and the first Ctrl-C into a flag.
+
+    The run then ends between two steps, with a checkpoint. A second Ctrl-C interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+            number = getattr(signal, name, None)
+            if number is not None:
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step leaves on the device until the next reading: losses [b], the gradient's norm []."""
+
+    number: int
+    losses: Tensor
+    norm: Tensor
+    names: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Means over the steps since the last reading, and the first step that was not finite."""
+
+    loss: float
+    norm: float
+    bad: Step | None
+
+
+class Recent:
+    """The steps since the last reading. Only :meth:`read` waits for the device; the steps never do."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def add(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def read(self) -> Reading:
+        """Fetch all numbers in one copy, and forget the steps."""
+        steps, self.steps = self.steps, []
+        values = torch.stack([torch.cat([step.losses, step.norm[None]]) for step in steps]).float().cpu()
+        finite = values.isfinite().all(1)
+        bad = None if bool(finite.all()) else steps[int(finite.int().argmin())]
+        return Reading(float(values[:, :-1].mean()), float(values[:, -1].mean()), bad)
+
+
+def describe_bad_step(step: Step) -> list[dict[str, Any]]:
+    """The episodes of a step whose loss is not finite; all of them where only the gradient is not."""
+    losses = step.losses.tolist()
+    episodes = [name | {"loss": loss} for name, loss in zip(step.names, losses, strict=True)]
+    return [e for e in episodes if not math.isfinite(e["loss"])] or episodes
+
+
+def report_bad_episodes(folder: Path, step: int, episodes: list[dict[str, Any]]) -> VatError:
+    """Write `bad_episodes.json` and give the error to stop with."""
+    path = folder / "bad_episodes.json"
+    text = [episode | {"loss": str(episode["loss"])} for episode in episodes]  # JSON has no NaN
+    write_atomically(path, json.dumps({"step": step, "episodes": text}, indent=1).encode())
+    first = episodes[0]
+    name = first.get("query_name", first.get("target_name"))
+    return VatError(
+        f"The loss or its gradient is not finite at step {step}, episode {first['index']} ({name}); all such "
+        f"episodes are in {path}. The last checkpoint is from before it; a smaller training.lr or "
+        "training.clip=1 often helps."
+    )
+
+
+def largest_fitting(attempt: Callable[[int], None], size: int) -> int | None:
+    """The first of size/2, size/4, ..., 1 episodes that `attempt` gets through within the memory."""
+    while size > 1:
+        size //= 2
+        try:
+            attempt(size)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        else:
+            return size
+    return None
+
+
+def memory_advice(batch: int, fitting: int | None, accumulate: int) -> VatError:
+    """The error for a batch that does not fit, with the setting that would."""
+    if fitting is None:
+        return VatError(
+            f"Not even one episode fits into the device's memory (tried {batch} at a time); "
+            "choose a smaller data.image_size or a smaller backbone."
+        )
+    parts = accumulate * -(-batch // fitting)
+    return VatError(
+        f"{batch} episodes at a time do not fit into the device's memory, {fitting} do: "
+        f"--set training.accumulate={parts} keeps the batch size and the result."
+    )

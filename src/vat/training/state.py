@@ -1,0 +1,123 @@
+"""The state of a run on disk: `last.ckpt` to continue from, `best.safetensors` and `last.safetensors` to use.
+
+Nothing random needs saving: a step's random numbers come from (seed, step), an episode's from (seed, number).
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vat.checkpoint import write_atomically
+from vat.config import to_dict
+from vat.errors import VatError
+from vat.tensorfile import read_pickle
+from vat.training.config import Experiment
+from vat.training.optim import AveragedWeights
+
+FORMAT = 1
+LAST = "last.ckpt"
+FREE_TO_CHANGE = {
+    "training.steps",
+    "training.epochs",
+    "training.minutes",
+    "training.accumulate",
+    "training.precision",
+    "training.workers",
+    "training.log_every",
+    "training.save_every",
+    "training.save_minutes",
+    "data.root",
+    "data.splits",
+    "data.cache",
+    "model.backbone_weights",
+}
+"""What a resumed run may have otherwise (besides all of validation): how long, where and how fast it runs."""
+
+
+@dataclass
+class Progress:
+    """How far a run is. `history` has one entry per validation: step, episodes, minutes and the scores."""
+
+    step: int = 0
+    minutes: float = 0.0
+    best: float | None = None
+    best_step: int | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def validations_without_gain(self) -> int:
+        return 0 if self.best_step is None else sum(p["step"] > self.best_step for p in self.history)
+
+
+def save_state(
+    folder: Path,
+    experiment: Experiment,
+    progress: Progress,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: AveragedWeights | None,
+) -> None:
+    """Write `last.ckpt`, whole or not at all."""
+    content = {
+        "format": FORMAT,
+        "experiment": to_dict(experiment),
+        "progress": asdict(progress),
+        "model": network.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "ema": None if ema is None else ema.state_dict(),
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_atomically(folder / LAST, buffer.getvalue())
+
+
+def load_state(
+    folder: Path,
+    experiment: Experiment,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: AveragedWeights | None,
+) -> Progress:
+    """Bring network, optimiser and averaged weights to where `last.ckpt` left off."""
+    path = folder / LAST
+    content = read_pickle(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise VatError(f"{path} is not a checkpoint that `vat train` of this version wrote.")
+    changed = differences(content["experiment"], to_dict(experiment))
+    if changed:
+        raise VatError(
+            f"{path} belongs to an experiment with other settings ({', '.join(changed)}); "
+            "resume with those it was started with, or choose another folder with --out."
+        )
+    network.load_state_dict(content["model"])
+    optimizer.load_state_dict(content["optimizer"])
+    if ema is not None:
+        ema.load_state_dict(content["ema"])
+    return Progress(**content["progress"])
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Names `section.key` of the settings that would make a resumed run another one."""
+    return sorted(
+        f"{section}.{key}"
+        for section in ("model", "data", "training")
+        for key in before[section].keys() | now[section].keys()
+        if f"{section}.{key}" not in FREE_TO_CHANGE
+        and _plain(before[section].get(key)) != _plain(now[section].get(key))
+    )
+
+
+def bytes_needed(network: nn.Module, averaged: bool) -> int:
+    """Disk space of a run's files, each counted twice: a file is written beside the one it replaces."""
+    everything = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+    learned = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
+    return 2 * (3 * everything + (3 if averaged else 2) * learned)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
