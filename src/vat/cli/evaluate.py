@@ -104,7 +104,7 @@ def evaluate(
     folder = out or Path("out/eval") / Path(model).stem / (f"{data}_fold{fold}" if data in FOLDED else data)
     fabric = make_fabric(accelerator, devices, nodes, precision)
     console = Console(stderr=True, quiet=not fabric.is_global_zero)
-    with _progress(console) as progress:
+    with _progress(console, folder) as progress:
         report = evaluation.evaluate(
             network,
             dataset,
@@ -130,6 +130,8 @@ def evaluate(
     }
     report.warnings = warnings
     report.published = beside(report, data, fold)
+    if report.published and (report.notes or episodes is not None):
+        report.notes.append("The published results are of the whole benchmark, this run is of a part of it.")
     _write(report, folder, network, dataset)
     print(json.dumps(report.as_dict(), indent=1)) if as_json else _show(report, folder)
 
@@ -166,13 +168,17 @@ def _open(name: str, backbone_weights: Path | None, seed: int) -> tuple[Any, lis
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Any]:
+def _progress(console: Console, folder: Path) -> Iterator[Any]:
     """A bar with the results so far and the time left; yields what `evaluate` calls."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True)
-    with bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+    try:
+        with bar:
+            task = bar.add_task("loading", total=None)
+            yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+    except KeyboardInterrupt:
+        console.print(f"What is done is kept in {folder}; the same command goes on from there.")
+        raise
 
 
 def _write(report: Report, folder: Path, network: Any, dataset: Any) -> None:

@@ -27,8 +27,7 @@ from vat.evaluation.segmentation import Segmentation
 from vat.launch import make_fabric
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many episodes of this process are done, how many it has, and the results so far in words.
-"""
+"""Called with the number of this process's episodes that are done, of all it has, and the results so far."""
 
 SECONDS_BETWEEN_HEADLINES = 1.0
 
@@ -129,9 +128,9 @@ def _known(journal: Journal | None, fabric: Fabric, restart: bool) -> dict[int, 
     """The records of earlier runs; nobody writes before everybody has read."""
     if journal is None:
         return {}
-    if restart and fabric.is_global_zero:
+    if restart and fabric.local_rank == 0:  # machines may or may not share the folder
         for path in journals(journal.folder):
-            path.unlink()
+            path.unlink(missing_ok=True)
     fabric.barrier()
     known = journal.read()
     fabric.barrier()
@@ -161,7 +160,8 @@ def _measure(
         with torch.inference_mode():
             with fabric.autocast():
                 prediction = protocol.predict(model, batch)
-            yield protocol.measure(prediction, batch)
+            records = protocol.measure(prediction, batch)
+        yield records
 
 
 def deal(length: int, rank: int, processes: int, batch_size: int) -> list[list[int]]:
