@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vat.kernels.layer_norm import layer_norm, layer_norm_reference
+from vat.kernels.mlp import mlp_block
 from vat.kernels.window_attention import window_attention, window_attention_reference
 
 Axes = tuple[int, int, int, int]
@@ -20,6 +22,18 @@ def relative_position_index(window: Axes) -> Tensor:
     offsets = positions[:, None] - positions[None] + torch.tensor(window) - 1  # N, N, 4
     weights = torch.tensor([int(spans[axis + 1 :].prod()) for axis in range(4)])
     return (offsets * weights).sum(-1)
+
+
+class LayerNorm(nn.LayerNorm):
+    """In the dtype of its input, statistics in float32; autocast would widen tokens to float32 and back."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.fast = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalise = layer_norm if self.fast else layer_norm_reference
+        return normalise(x, self.weight, self.bias, self.eps)
 
 
 class WindowAttention(nn.Module):
@@ -68,14 +82,18 @@ class SwinBlock(nn.Module):
 
     def __init__(self, dim: int, heads: int, window: Axes, shift: Axes, mlp_ratio: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
+        self.fast = True
+        self.norm1 = LayerNorm(dim)
         self.attn = WindowAttention(dim, heads, window, shift)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        if not self.fast:
+            return x + self.mlp(self.norm2(x))
+        norm, fc1, fc2 = self.norm2, self.mlp.fc1, self.mlp.fc2
+        return mlp_block(x, norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias, norm.eps)
 
 
 def swin_blocks(dim: int, heads: int, window: Axes, depth: int, mlp_ratio: float) -> nn.Sequential:
