@@ -86,7 +86,7 @@ def test_values_and_gradients_match_the_definitions(name: str, device: str) -> N
         assert_close(with_gradients(function, tensors), with_gradients(reference, in_double(tensors)))
 
 
-@pytest.mark.parametrize("name", ["odd", "padded width"])
+@pytest.mark.parametrize("name", ["odd", "several blocks", "padded width"])
 def test_bfloat16_stays_within_its_rounding(name: str, device: str) -> None:
     """Against float64 on the same tokens: 1% of the norm, and float32 gradients for float32 parameters."""
     for function, reference, tensors in functions(inputs(*CASES[name], device, torch.bfloat16)):
