@@ -128,13 +128,19 @@ class VAT(nn.Module):
             {level: [m[count:] for m in maps] for level, maps in levels.items()},
         )
 
-    def decode(self, query: Encoded, support: Encoded, record: dict[str, Tensor] | None = None) -> Tensor:
-        """Encoded images -> the network's output before the last resize, [B*K, 2, grid, grid]."""
+    def decode(
+        self, query: Encoded, support: Encoded, record: dict[str, Tensor] | None = None, dispose: bool = False
+    ) -> Tensor:
+        """Encoded images -> the network's output before the last resize, [B*K, 2, grid, grid].
+
+        `record` collects intermediate results; `dispose` empties the encoded images as they are used.
+        """
         query = query.expand(support.shots)
         if record is not None:
             for level in self._grids:
                 record[f"cost_conv{level}"] = cost_volume(query.stacked[level], support.stacked[level])
-        cost = self.encoder(query.stacked, support.stacked, record)
+        stacks = (query.stacked, support.stacked) if dispose else (dict(query.stacked), dict(support.stacked))
+        cost = self.encoder(*stacks, record)
         return self.unused(self.decoder(cost, query.maps, record))
 
     # -- the whole ---------------------------------------------------------------------------------------------------
@@ -145,9 +151,11 @@ class VAT(nn.Module):
         """
         self._check(query, support, mask)
         query_features, support_features = self._features_of_both(query, support)
-        encoded = self.encode_support(support, mask, support_features)
-        output = self.decode(self.encode_query(query, query_features), encoded)
-        return self.finish(output, query.shape[-2:], encoded.shots if support.ndim == 5 else None)
+        examples = self.encode_support(support, mask, support_features)
+        shots = examples.shots if support.ndim == 5 else None
+        both = (self.encode_query(query, query_features), examples)
+        del examples  # so that `decode`, which takes them level by level, can let go of what it has used
+        return self.finish(self.decode(*both, dispose=True), query.shape[-2:], shots)
 
     def finish(self, output: Tensor, size: Any, shots: int | None = None) -> Tensor:
         """The decoder's output as logits at `size`, or as a flow."""

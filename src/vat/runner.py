@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vat.features.folding import fold_batch_norm
+from vat.features import Backbone
 from vat.model import Encoded
 
 MAX_GRAPHS = 8
@@ -108,12 +108,16 @@ class GraphCache:
 def accelerate(model: nn.Module, *, dtype: torch.dtype = torch.float32, graphs: bool = False) -> Accelerated:
     """A fast runner of `model`, which itself is not changed.
 
-    `dtype=torch.bfloat16` works on a copy with cast weights, BatchNorm folded before the cast; sums, norms and softmax
-    stay float32 inside the kernels. `graphs=True` replays CUDA graphs (for small batches).
+    The runner has a backbone of its own with BatchNorm folded into the convolutions; with `dtype=torch.bfloat16` all
+    weights are copied and cast, while sums, norms and softmax stay float32 inside the kernels. `graphs=True` replays
+    CUDA graphs (for small batches).
     """
-    model.eval()
-    if dtype == torch.float32:
-        return Accelerated(model, dtype, graphs)
-    fast: Any = copy.deepcopy(model)
-    fast.backbone.body = fold_batch_norm(fast.backbone.body)
-    return Accelerated(fast.to(dtype), dtype, graphs)
+    twin = copy.copy(model.eval())
+    twin._modules = dict(model._modules)
+    if isinstance(getattr(model, "backbone", None), Backbone):
+        twin.backbone = model.backbone.folded()
+        if next(twin.backbone.parameters()).is_cuda:
+            twin.backbone.to(memory_format=torch.channels_last)
+    if dtype != torch.float32:
+        twin = copy.deepcopy(twin).to(dtype)
+    return Accelerated(twin, dtype, graphs)

@@ -80,6 +80,7 @@ class VCM(nn.Module):
         for_query, for_support = (v.permute(0, 2, 3, 4, 5, 1) for v in (support_pooled, query_pooled))
         for unit, following in zip(self.units, [*self.units[1:], None], strict=True):
             volume = unit.convolve(for_query, for_support)  # type: ignore[operator]
+            for_query = for_support = support_pooled = query_pooled = None  # a quarter of the peak memory on a CPU
             for_query, for_support = _normalise(unit, volume, following)  # type: ignore[arg-type]
         return for_support
 
@@ -88,11 +89,13 @@ def _normalise(unit: Conv4d, volume: Tensor, following: Conv4d | None) -> tuple[
     """GroupNorm and ReLU, with the pooling that the following unit asks for: its query conv's and support conv's inputs."""
     norm = unit.norm
     if following is None or following.support_stride == 1:
-        full = group_norm_relu(volume, norm.weight, norm.bias, norm.num_groups, norm.eps)
+        full = group_norm_relu(volume, norm.weight, norm.bias, norm.num_groups, norm.eps, overwrite=True)
         pooled = full
     else:
         pool = following.support_stride
-        full, pooled = group_norm_relu_pool(volume, norm.weight, norm.bias, norm.num_groups, norm.eps, pool)
+        full, pooled = group_norm_relu_pool(
+            volume, norm.weight, norm.bias, norm.num_groups, norm.eps, pool, overwrite=True
+        )
     if following is not None and following.query_stride > 1:
         channels_first = full.permute(0, 5, 1, 2, 3, 4)
         full = _pool_query(channels_first, following.query_stride).permute(0, 2, 3, 4, 5, 1)

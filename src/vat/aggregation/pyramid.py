@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vat.aggregation.embedding import EMBEDDINGS
 from vat.aggregation.vtm import AggregatorSpec, build_aggregator
 from vat.config import LevelConfig, VATConfig
+from vat.host_memory import release_freed
 from vat.resize import resize_query, resize_tokens
 
 
@@ -69,10 +70,11 @@ class PyramidEncoder(nn.Module):
     def forward(
         self, query: dict[int, Tensor], support: dict[int, Tensor], record: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """`query`, `support`: level -> [B, L, grid, grid, C]; `record`, if given, collects every stage by name."""
+        """`query`, `support`: level -> [B, L, grid, grid, C], emptied on the way; `record` collects every stage by name."""
         outputs: list[Tensor] = []
         for number, module in zip(self.numbers, self.levels, strict=True):
-            tokens = module.embed(query[number], support[number])  # type: ignore[operator]
+            release_freed(after=query[number])
+            tokens = module.embed(query.pop(number), support.pop(number))  # type: ignore[operator]
             if record is not None:
                 record[f"vcm_conv{number}"] = tokens
             if self.gpp and outputs:

@@ -79,12 +79,14 @@ def _measure(case: Case, device: torch.device, network: nn.Module | None) -> Res
     if hasattr(model, "set_backend"):
         model.set_backend(case.backend)
     step = make_step(case, model, device)
+    plain = make_step(replace(case, graphs=False), model, device) if case.graphs else step
+    del model, network  # a runner has what it needs; the rest must not count as its memory
     step()
     if device.type == "cuda":
         synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        step()
+        plain()
         synchronize(device)
         peak = torch.cuda.max_memory_allocated(device) - before
     seconds = median_seconds(step, device, case.repeats, warmup=3 if device.type == "cuda" else 1)
@@ -96,7 +98,7 @@ def _measure(case: Case, device: torch.device, network: nn.Module | None) -> Res
         seconds_per_episode=seconds / case.batch,
         peak_bytes=peak,
         flop=count_flop(case),
-        traffic_bytes=count_traffic(replace(case, graphs=False), model, device),
+        traffic_bytes=count_traffic(plain, device),
     )
 
 
@@ -200,10 +202,9 @@ class _Traffic(TorchDispatchMode):
         return out
 
 
-def count_traffic(case: Case, model: nn.Module, device: torch.device) -> int:
+def count_traffic(step: Any, device: torch.device) -> int:
     """Bytes that the operations of one eager call read and write."""
     counter = _Traffic()
-    step = make_step(case, model, device)
     with counter:
         step()
     synchronize(device)

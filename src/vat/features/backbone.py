@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Backbone(nn.Module):
         self._plan, self.channels = self._plan_levels(family.plain)
         self._plain = family.plain
         self.fast = True
+        self.is_folded = False
         self._folded: _Folded | None = None
         if isinstance(weights, str | Path):
             self.load_weights(weights)
@@ -85,12 +87,21 @@ class Backbone(nn.Module):
             body, images = self._fold(images)
             return self._walk(body, images)
 
+    def folded(self) -> Backbone:
+        """A backbone of the same function for inference alone, its BatchNorm folded for good."""
+        twin = copy.copy(self)
+        twin._modules = {"body": fold_batch_norm(self.body).requires_grad_(False)}
+        twin.frozen, twin.is_folded, twin._folded = True, True, None
+        return twin
+
     def _fold(self, images: Tensor) -> tuple[nn.Module, Tensor]:
         """A frozen body never changes, so BatchNorm is folded, weights are cast and laid out once and kept."""
         kind = images.device.type
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else next(self.body.parameters()).dtype
         layout = torch.channels_last if kind == "cuda" else torch.contiguous_format
+        if self.is_folded and not autocast:
+            return self.body, images.to(dtype, memory_format=layout)
         version = (images.device, dtype, _version(self.body))
         if self._folded is None or self._folded.version != version:
             body = fold_batch_norm(self.body).to(images.device, dtype, memory_format=layout)
