@@ -59,4 +59,4 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, sentence):
 
 def test_models_lists_names():
     assert "vat_resnet101.spair" in run("models")
-    assert json.loads(run("models", "*fss", "--json")) == ["vat_resnet50.fss", "vat_resnet101.fss"]
+    assert json.loads(run("models", "vat*fss", "--json")) == ["vat_resnet50.fss", "vat_resnet101.fss"]

@@ -16,15 +16,24 @@ def maps_of(channels, height, width, dtype=torch.float32, channels_last=False, b
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("channels", "size", "grid"),
-    [((8, 8), (5, 7), 4), ((6, 10, 3), (3, 2), 5), ((16,), (4, 4), 4), ((5,), (1, 9), 3), ((4, 7), (6, 6), 1)],
+    [
+        ((8, 8), (5, 7), 4),
+        ((6, 10, 3), (3, 2), 5),
+        ((16,), (4, 4), 4),
+        ((5,), (1, 9), 3),
+        ((4, 7), (6, 6), 1),
+        ((8, 3), (5, 7), (5, 7)),
+        ((8,), (4, 6), (3, 8)),
+    ],
 )
 def test_the_kernel_agrees_with_the_definition(channels, size, grid, channels_last):
     maps = maps_of(channels, *size, channels_last=channels_last)
-    for mask in (None, torch.rand(2, 1, grid, grid)):
+    height, width = (grid, grid) if isinstance(grid, int) else grid
+    for mask in (None, torch.rand(2, 1, height, width)):
         expected = unit_features_reference(maps, grid, mask)
         with interpreted():
             got = unit_features(maps, grid, mask)
-        assert got.shape == (2, len(channels), grid, grid, max(channels))
+        assert got.shape == (2, len(channels), height, width, max(channels))
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 

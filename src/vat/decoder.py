@@ -96,8 +96,33 @@ class AffinityDecoder(nn.Module):
         return embeddings
 
 
+class ConvDecoder(nn.Module):
+    """HSNet's decoder: 2D convolutions on the cost alone, twice its grid at the end."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        half = dim // 2
+        self.coarse = nn.Sequential(
+            nn.Conv2d(dim, dim, 3, padding=1), nn.ReLU(), nn.Conv2d(dim, half, 3, padding=1), nn.ReLU()
+        )
+        self.fine = nn.Sequential(
+            nn.Conv2d(half, half, 3, padding=1), nn.ReLU(), nn.Conv2d(half, 2, 3, padding=1)
+        )
+
+    def forward(
+        self, cost: Tensor, maps: dict[int, Tensor] | None = None, record: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """[B, h, w, D] -> logits [B, 2, 2h, 2w]; appearance maps are not looked at."""
+        x = self.coarse(cost.permute(0, 3, 1, 2))
+        return self.fine(resize(x, (2 * x.shape[-2], 2 * x.shape[-1])))
+
+
 def build_decoder(channels: dict[int, int], config: VATConfig) -> nn.Module:
     """The decoder named by the configuration."""
+    if config.decoder == "hsnet":
+        if config.task == "correspondence":
+            raise VatError("The decoder 'hsnet' gives masks and no flow; for correspondence use 'atd'.")
+        return ConvDecoder(config.dim)
     if config.decoder not in ("atd", "ad"):
-        raise VatError(f"There is no decoder {config.decoder!r}; there are: ad, atd.")
+        raise VatError(f"There is no decoder {config.decoder!r}; there are: ad, atd, hsnet.")
     return AffinityDecoder(channels, config, transformer=config.decoder == "atd")

@@ -14,7 +14,8 @@ from typing import Any
 import timm
 from torch import nn
 
-import vat.model  # registers the family "vat"
+import vat.model  # noqa: F401  registers the family "vat"; the imports below register theirs
+from vat.baselines import HSNetConfig
 from vat.config import CORRESPONDENCE_STAGES, SEGMENTATION_STAGES, StageConfig, VATConfig, replace
 from vat.errors import VatError
 from vat.prototype import PrototypeConfig
@@ -24,7 +25,8 @@ from vat.registry import FAMILIES, family
 def _without(*levels: int) -> tuple[StageConfig, ...]:
     """The segmentation decoder without the appearance embeddings of some levels."""
     return tuple(
-        dataclass_replace(stage, appearance=None) if stage.appearance in levels else stage for stage in SEGMENTATION_STAGES
+        dataclass_replace(stage, appearance=None) if stage.appearance in levels else stage
+        for stage in SEGMENTATION_STAGES
     )
 
 
@@ -48,17 +50,29 @@ TAGS: dict[str, dict[str, Any]] = {
         "spair": CORRESPONDENCE,
         "pfpascal": CORRESPONDENCE,
     },
+    "hsnet": {
+        "fss": HSNetConfig(),
+        **{f"pascal_fold{i}": HSNetConfig() for i in range(4)},
+        **{f"coco_fold{i}": HSNetConfig() for i in range(4)},
+    },
     "prototype": {"cosine": PrototypeConfig()},
 }
 """Family -> tag -> configuration (its backbone is replaced by the one in the name)."""
 
-LISTED_BACKBONES = {"vat": ("resnet50", "resnet101"), "prototype": ("resnet50", "resnet101")}
+LISTED_BACKBONES = {
+    "vat": ("resnet50", "resnet101"),
+    "hsnet": ("resnet50", "resnet101", "vgg16"),
+    "prototype": ("resnet50", "resnet101"),
+}
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that `create_model` knows, for the backbones the paper uses; any timm backbone may take their place."""
+    """Names that `create_model` knows, for the papers' backbones; any timm backbone may take their place."""
     names = [
-        f"{fam}_{backbone}.{tag}" for fam, tags in TAGS.items() for backbone in LISTED_BACKBONES[fam] for tag in tags
+        f"{fam}_{backbone}.{tag}"
+        for fam, tags in TAGS.items()
+        for backbone in LISTED_BACKBONES[fam]
+        for tag in tags
     ]
     return fnmatch.filter(names, pattern)
 
@@ -72,7 +86,9 @@ def config_of(name: str) -> tuple[str, Any]:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise VatError(f"There is no model {name!r}; `vat models` lists them.{hint}")
     if not timm.is_model(backbone):
-        raise VatError(f"The model name {name!r} asks for the backbone {backbone!r}, which timm does not have.")
+        raise VatError(
+            f"The model name {name!r} asks for the backbone {backbone!r}, which timm does not have."
+        )
     return family_name, replace(TAGS[family_name][tag], backbone=backbone)
 
 
@@ -81,8 +97,9 @@ def create_model(
 ) -> nn.Module:
     """A new model with random learnable weights, in training mode.
 
-    `name` is a model name or a family ("vat", whose defaults are the published FSS-1000 network); `overrides` are
-    fields of its configuration. `backbone_weights`: True for timm's pretrained ones, a file with timm's names, or None.
+    `name` is a model name or a family ("vat", whose defaults are the published FSS-1000 network); `overrides`
+    are fields of its configuration. `backbone_weights`: True for timm's pretrained ones, a file with timm's
+    names, or None.
     """
     if name in FAMILIES:
         family_name, config = name, family(name).config()

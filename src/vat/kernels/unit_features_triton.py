@@ -1,4 +1,4 @@
-"""The CUDA kernel behind `unit_features`: four neighbours of every grid position, blended, masked and normalised."""
+"""The CUDA kernel behind `unit_features`: four neighbours of a position, blended, masked and normalised."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ REGISTER_VALUES = 8192  # float32 values that a program of four warps holds: 64 
 
 
 def launch_unit_features(maps: Tensor, mask: Tensor | None, out: Tensor, layer: int) -> None:
-    """Fill `out[:, layer]` from `maps [B, C, h, w]` of any strides; `mask [B, 1, grid, grid]`, contiguous, or None."""
+    """Fill `out[:, layer]` from `maps [B, C, h, w]` of any strides; `mask [B, 1, grid_h, grid_w]` or None."""
     batch, channels, height, width = maps.shape
-    _, layers, grid, _, widest = out.shape
+    _, layers, grid_h, grid_w, widest = out.shape
     padded = triton.next_power_of_2(widest)
     positions = max(1, REGISTER_VALUES // padded)
-    total = batch * grid * grid
+    total = batch * grid_h * grid_w
     _unit_features_kernel[(triton.cdiv(total, positions),)](
         maps,
         maps if mask is None else mask.contiguous(),
         out,
         total,
+        grid_h,
+        grid_w,
         height,
         width,
-        (height - 1) / max(grid - 1, 1),
-        (width - 1) / max(grid - 1, 1),
+        (height - 1) / max(grid_h - 1, 1),
+        (width - 1) / max(grid_w - 1, 1),
         *maps.stride(),
         layer,
         C=channels,
         LAYERS=layers,
-        GRID=grid,
         WIDEST=widest,
         MASKED=mask is not None,
         POSITIONS=positions,
@@ -40,19 +41,19 @@ def launch_unit_features(maps: Tensor, mask: Tensor | None, out: Tensor, layer: 
 
 @triton.jit
 def _unit_features_kernel(
-    maps, mask, out, total, H, W, scale_y, scale_x, stride_b, stride_c, stride_h, stride_w, layer,
-    C: tl.constexpr, LAYERS: tl.constexpr, GRID: tl.constexpr,
+    maps, mask, out, total, GH, GW, H, W, scale_y, scale_x, stride_b, stride_c, stride_h, stride_w, layer,
+    C: tl.constexpr, LAYERS: tl.constexpr,
     WIDEST: tl.constexpr, MASKED: tl.constexpr, POSITIONS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """A program owns a few positions with all their channels, so that the norm needs no second pass."""
     p = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
     c = tl.arange(0, PADDED)
     inside = p < total
-    b = (p // (GRID * GRID)).to(tl.int64)
-    y = (p // GRID) % GRID
-    x = p % GRID
-    # Aligned corners: grid position g reads the map at g * (size - 1) / (GRID - 1). The image size is no constant:
-    # a folder of photos has many, and each would compile its own kernel.
+    b = (p // (GH * GW)).to(tl.int64)
+    y = (p // GW) % GH
+    x = p % GW
+    # Aligned corners: row y reads the map at y * (H - 1) / (GH - 1). No size is a constant: a folder of
+    # photos has many, and each would compile its own kernel.
     source_y = y.to(tl.float32) * scale_y
     source_x = x.to(tl.float32) * scale_x
     y0 = tl.minimum(source_y.to(tl.int32), H - 1)
@@ -73,5 +74,5 @@ def _unit_features_kernel(
         value *= tl.load(mask + p, mask=inside, other=0.0).to(tl.float32)[:, None]
     norm = tl.sqrt(tl.sum(value * value, axis=1))
     value = value / (norm + 1e-5)[:, None]
-    target = out + ((b * LAYERS + layer) * GRID * GRID + y * GRID + x)[:, None] * WIDEST + c[None, :]
+    target = out + ((b * LAYERS + layer) * GH * GW + y * GW + x)[:, None] * WIDEST + c[None, :]
     tl.store(target, value.to(out.dtype.element_ty), mask=inside[:, None] & (c < WIDEST)[None, :])
