@@ -14,7 +14,15 @@ from vat.training.config import dump_experiment
 from vat.training.feed import EpisodeNumbers, Share
 from vat.training.losses import cross_entropy, dice, end_point_error
 from vat.training.optim import AveragedWeights, make_optimizer, rate
-from vat.training.safety import Recent, Step, check_folder, describe_bad_step, largest_fitting, memory_advice
+from vat.training.safety import (
+    Recent,
+    Step,
+    check_folder,
+    check_gradients,
+    describe_bad_step,
+    largest_fitting,
+    memory_advice,
+)
 from vat.training.state import differences
 from vat.training.tasks import task_for
 from vat.training.trainer import fewest_steps
@@ -238,6 +246,14 @@ def test_out_of_memory_says_what_would_fit():
     assert tried == [8, 4, 2]
     assert "training.accumulate=16" in str(memory_advice(16, 2, accumulate=2))
     assert "image_size" in str(memory_advice(1, None, accumulate=1))
+
+
+def test_parameters_without_a_part_in_the_output_are_named():
+    network = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 2), "idle": torch.nn.Linear(2, 2)})
+    network["used"](torch.ones(1, 2)).sum().backward()
+    with pytest.raises(VatError, match=r"2 learned parameters, the first is 'idle.weight'"):
+        check_gradients(network)
+    check_gradients(network["used"])
 
 
 def test_resuming_with_other_settings_is_noticed():

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vat.checkpoint import write_atomically
 from vat.errors import VatError
@@ -30,6 +30,16 @@ def check_folder(folder: Path, needed: int) -> None:
         raise VatError(
             f"{folder} has {human(free, 1024)}B left, and the run's files take about {human(needed, 1024)}B; "
             "free some space or choose another folder with --out."
+        )
+
+
+def check_gradients(network: nn.Module) -> None:
+    """Refuse a parameter that no output depends on: processes that average gradients would drift apart."""
+    idle = [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None]
+    if idle:
+        raise VatError(
+            f"{len(idle)} learned parameters, the first is {idle[0]!r}, have no part in the output, so several "
+            "processes cannot train this model; use the level they belong to, or freeze the backbone."
         )
 
 

@@ -30,6 +30,7 @@ from vat.training.safety import (
     Step,
     StopRequest,
     check_folder,
+    check_gradients,
     describe_bad_step,
     largest_fitting,
     memory_advice,
@@ -146,6 +147,8 @@ class Trainer:
             names += names_of(host)
             batch = self.fabric.to_device(host)
             losses.append(self._forward_backward(batch, last=part == self.share.accumulate - 1))
+        if self.fabric.world_size > 1 and not self.recent.steps:
+            check_gradients(self.network)
         norm = self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
