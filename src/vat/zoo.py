@@ -15,7 +15,8 @@ import timm
 from torch import nn
 
 import vat.model  # noqa: F401  registers the family "vat"; the imports below register theirs
-from vat.baselines import HSNetConfig
+from vat.baselines import CATsConfig, HSNetConfig
+from vat.baselines.cats import PFPASCAL_HYPERPIXELS, SPAIR_HYPERPIXELS
 from vat.config import CORRESPONDENCE_STAGES, SEGMENTATION_STAGES, StageConfig, VATConfig, replace
 from vat.errors import VatError
 from vat.prototype import PrototypeConfig
@@ -55,6 +56,10 @@ TAGS: dict[str, dict[str, Any]] = {
         **{f"pascal_fold{i}": HSNetConfig() for i in range(4)},
         **{f"coco_fold{i}": HSNetConfig() for i in range(4)},
     },
+    "cats": {
+        "pfpascal": CATsConfig(hyperpixels=PFPASCAL_HYPERPIXELS),
+        "spair": CATsConfig(hyperpixels=SPAIR_HYPERPIXELS),
+    },
     "prototype": {"cosine": PrototypeConfig()},
 }
 """Family -> tag -> configuration (its backbone is replaced by the one in the name)."""
@@ -62,6 +67,7 @@ TAGS: dict[str, dict[str, Any]] = {
 LISTED_BACKBONES = {
     "vat": ("resnet50", "resnet101"),
     "hsnet": ("resnet50", "resnet101", "vgg16"),
+    "cats": ("resnet101",),
     "prototype": ("resnet50", "resnet101"),
 }
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from vat.baselines.cats import PFPASCAL_HYPERPIXELS, SPAIR_HYPERPIXELS, CATsConfig
 from vat.baselines.hsnet import HSNetConfig
 from vat.errors import VatError
-from vat.published import Tensors, Translation, count, reader, resnet_name
+from vat.published import Tensors, Translation, count, get, reader, resnet_name
 
 # -- HSNet ---------------------------------------------------------------------------------------------------
 
@@ -60,3 +61,74 @@ def _hsnet_name(name: str) -> str | None:
 def backbone_name(name: str) -> str | None:
     """Our name of a tensor of a torchvision ResNet or VGG, which timm calls the same."""
     return None if name.startswith(("fc.", "classifier.")) else f"backbone.body.{name}"
+
+
+# -- CATs ----------------------------------------------------------------------------------------------------
+
+_FEATURES = "feature_extraction.backbone."
+_STEM_WIDTH = 64
+_LAYER_WIDTHS = (256, 512, 1024, 2048)
+PUBLISHED_HYPERPIXELS = (PFPASCAL_HYPERPIXELS, SPAIR_HYPERPIXELS)
+
+
+@reader(lambda tensors: {"decoder.pos_embed_x", "decoder.pos_embed_y"} <= tensors.keys())
+def read_cats(tensors: Tensors, path: Path) -> Translation:
+    """Both files, which differ in the maps they use; what shapes do not show is the same in both."""
+    backbone = resnet_name(tensors, _FEATURES, path)
+    config = CATsConfig(backbone=backbone, hyperpixels=_hyperpixels(tensors, path))
+    renamed = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim == 5:  # position embeddings: 1, L, 1, x, c and 1, L, y, 1, c
+            tensor = tensor.reshape(tensor.shape[1], -1, tensor.shape[4])
+        ours = _cats_name(name)
+        if ours is not None:
+            renamed[ours] = tensor
+    return "cats", config, renamed
+
+
+def _hyperpixels(tensors: Tensors, path: Path) -> tuple[int, ...]:
+    """The published list of maps whose widths are those of the file's projections."""
+    levels = count(tensors, r"proj\.(\d+)\.weight")
+    projected = [get(tensors, f"proj.{i}.weight", path).shape[1] for i in range(levels)]
+    widths = [_STEM_WIDTH]
+    for i, width in enumerate(_LAYER_WIDTHS, start=1):
+        widths += [width] * count(tensors, rf"{re.escape(_FEATURES)}layer{i}\.(\d+)\.conv3\.weight")
+    for hyperpixels in PUBLISHED_HYPERPIXELS:
+        if max(hyperpixels) < len(widths) and [widths[i] for i in hyperpixels] == projected:
+            return hyperpixels
+    raise VatError(
+        f"{path} projects {levels} maps of {projected} channels, which is neither the CATs file for "
+        "PF-PASCAL nor the one for SPair-71k."
+    )
+
+
+_CATS_NAMES = {
+    "x_normal": "columns",
+    "y_normal": "rows",
+    "decoder.pos_embed_x": "transformer.position_x",
+    "decoder.pos_embed_y": "transformer.position_y",
+    "decoder.norm.weight": "unused.norm_weight",
+    "decoder.norm.bias": "unused.norm_bias",
+}
+_CATS_PARTS = {
+    "norm1": "within.norm1",
+    "attn": "within.mixer",
+    "norm4": "within.norm2",
+    "mlp2": "within.mlp",
+    "norm3": "across.norm1",
+    "attn_multiscale": "across.mixer",
+    "norm2": "across.norm2",
+    "mlp": "across.mlp",
+}
+
+
+def _cats_name(name: str) -> str | None:
+    """Our name of a published tensor, None for the classifier of the backbone."""
+    if name.startswith(_FEATURES):
+        return backbone_name(name.removeprefix(_FEATURES))
+    if match := re.fullmatch(r"decoder\.blocks\.(\d+)\.(\w+)\.(.+)", name):
+        block, part, rest = match.groups()
+        return f"transformer.blocks.{block}.{_CATS_PARTS.get(part, part)}.{rest}"
+    if name.startswith("proj."):
+        return name.replace("proj.", "projections.", 1)
+    return _CATS_NAMES.get(name, name.replace("decoder.", "transformer.", 1))
