@@ -154,7 +154,8 @@ class VAT(nn.Module):
         examples = self.encode_support(support, mask, support_features)
         shots = examples.shots if support.ndim == 5 else None
         both = (self.encode_query(query, query_features), examples)
-        del examples  # so that `decode`, which takes them level by level, can let go of what it has used
+        # `decode` takes them level by level and lets go of what it has used; nothing here may hold on to it.
+        del examples, query_features, support_features
         return self.finish(self.decode(*both, dispose=True), query.shape[-2:], shots)
 
     def finish(self, output: Tensor, size: Any, shots: int | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,7 +12,8 @@ def resize(maps: Tensor, size: int | tuple[int, int]) -> Tensor:
     height, width = (size, size) if isinstance(size, int) else size
     if maps.shape[-2:] == (height, width):
         return maps
-    return F.interpolate(maps, (height, width), mode="bilinear", align_corners=True)
+    with torch.autocast(maps.device.type, enabled=False):  # which would widen volumes to float32
+        return F.interpolate(maps, (height, width), mode="bilinear", align_corners=True)
 
 
 def resize_tokens(maps: Tensor, size: int | tuple[int, int]) -> Tensor:

@@ -12,7 +12,8 @@ from vat.aggregation.embedding import EMBEDDINGS
 from vat.aggregation.vtm import AggregatorSpec, build_aggregator
 from vat.config import LevelConfig, VATConfig
 from vat.host_memory import release_freed
-from vat.resize import resize_query, resize_tokens
+from vat.kernels.upsample import upsample_add, upsample_add_reference
+from vat.resize import resize_tokens
 
 
 class PositionEmbedding(nn.Module):
@@ -63,6 +64,7 @@ class PyramidEncoder(nn.Module):
 
     def __init__(self, layers: dict[int, int], config: VATConfig) -> None:
         super().__init__()
+        self.fast = True
         self.gpp = config.gpp
         self.numbers = [level.level for level in config.levels]
         self.levels = nn.ModuleList(EncoderLevel(layers[lv.level], lv, config) for lv in config.levels)
@@ -78,7 +80,8 @@ class PyramidEncoder(nn.Module):
             if record is not None:
                 record[f"vcm_conv{number}"] = tokens
             if self.gpp and outputs:
-                tokens = tokens + resize_query(outputs[-1], tokens.shape[1:3])  # type: ignore[arg-type]
+                guide = upsample_add if self.fast else upsample_add_reference
+                tokens = guide(tokens, outputs[-1])
             aggregated, vtm = module.aggregate(tokens)  # type: ignore[operator]
             if record is not None:
                 record[f"vtm_conv{number}"] = vtm

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from pycocotools import mask as rle
 
 from vat.data.lists import MIN_AREA, cached_json, find_list, progress, read_plain_pickle
 from vat.data.segmentation import Entry, SegmentationSource, locate, note_absent
@@ -25,6 +24,15 @@ COCO_CLASSES = (  # noqa: SIM905  (a list of strings would take eighty lines)
 Index: TypeAlias = dict[str, tuple[int, int, dict[str, str]]]
 """File name -> height, width and, by class index (as text, for JSON), the run-length code of the class's
 pixels."""
+
+
+def _rle() -> Any:
+    """pycocotools, loaded only for COCO: it is the one compiled extra of the data sets."""
+    try:
+        from pycocotools import mask
+    except ImportError:
+        raise VatError("COCO-20i from the instances JSON needs the package pycocotools; install it.") from None
+    return mask
 
 
 class CocoSource(SegmentationSource):
@@ -91,7 +99,7 @@ class CocoSource(SegmentationSource):
             (f"{folder}/{name}", int(c))
             for name, (height, width, codes) in found.items()
             for c, counts in codes.items()
-            if rle.area({"size": [height, width], "counts": counts}) >= MIN_AREA
+            if _rle().area({"size": [height, width], "counts": counts}) >= MIN_AREA
         ]
 
     def image_path(self, name: str) -> Path:
@@ -113,7 +121,7 @@ class CocoSource(SegmentationSource):
         height, width, codes = found[file_name]
         if str(class_id) not in codes:
             return np.zeros((height, width), dtype=bool), None
-        return rle.decode({"size": [height, width], "counts": codes[str(class_id)]}).astype(bool), None
+        return _rle().decode({"size": [height, width], "counts": codes[str(class_id)]}).astype(bool), None
 
 
 def _read_lists(path: Path, classes: dict[int, str]) -> list[Entry]:
@@ -147,7 +155,7 @@ def _index_instances(path: Path) -> Index:
         }
         for annotation in progress(instances["annotations"], f"Indexing {path.name} once"):
             name, height, width = images[annotation["image_id"]]
-            shapes = rle.frPyObjects(annotation["segmentation"], height, width)
+            shapes = _rle().frPyObjects(annotation["segmentation"], height, width)
             of_class = parts.setdefault(name, {}).setdefault(index_of[annotation["category_id"]], [])
             of_class.extend(shapes if isinstance(shapes, list) else [shapes])  # a crowd is one shape
     except (KeyError, TypeError, ValueError) as error:
@@ -156,7 +164,7 @@ def _index_instances(path: Path) -> Index:
         name: (
             height,
             width,
-            {str(c): rle.merge(shapes)["counts"].decode() for c, shapes in parts[name].items()},
+            {str(c): _rle().merge(shapes)["counts"].decode() for c, shapes in parts[name].items()},
         )
         for name, height, width in images.values()
         if name in parts

@@ -49,7 +49,8 @@ def choose_tile(dtype: torch.dtype, width: int, backward: bool) -> Tile:
     wide = width > 128
     if dtype == torch.float32:
         return Tile(32, width, 32, warps=8 if wide else 4, stages=1)
-    return Tile(64 if wide else 128, width, 32 if backward else 64, warps=8, stages=2 if wide else 3)
+    # 64 tokens on 4 warps took 1.2 ms where 128 on 8 took 1.7 (a million tokens of width 128 on an H200).
+    return Tile(64, width, 32 if backward else 64, warps=8 if wide else 4, stages=2 if wide else 3)
 
 
 @triton.jit

@@ -40,7 +40,7 @@ def choose_tile(dtype: torch.dtype, window_tokens: int, head_width: int) -> Tile
     half = dtype in (torch.float16, torch.bfloat16)
     tokens = max(16, min(64 if half else 32, triton.next_power_of_2(window_tokens)))
     width = max(16, triton.next_power_of_2(head_width))
-    return Tile(tokens, width, warps=8 if width > 64 else 4, stages=2 if half and width <= 128 else 1)
+    return Tile(tokens, width, warps=8 if width > 64 else 4, stages=(3 if width <= 64 else 2) if half and width <= 128 else 1)
 
 
 class Problem(NamedTuple):
