@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vat.config import Task
 from vat.errors import VatError
-from vat.features import Backbone
+from vat.features import Backbone, FeatureMaps
 from vat.features.backbone import LEVELS
+from vat.network import PairNetwork
 from vat.registry import register_family
 from vat.resize import resize
 
@@ -53,10 +53,10 @@ class Prototypes:
 
 
 @register_family("prototype", PrototypeConfig)
-class PrototypeNetwork(nn.Module):
+class PrototypeNetwork(PairNetwork):
     """Masked average pooling, then cosine similarity; nothing to learn outside the backbone.
 
-    `model(query, support, mask) -> logits`, images normalised by `model.normalize`, sizes as they come.
+    For K supports the output has one joint vote, [B, 1, 2, H, W].
     """
 
     def __init__(self, config: PrototypeConfig, backbone_weights: str | Path | bool | None = None) -> None:
@@ -68,54 +68,44 @@ class PrototypeNetwork(nn.Module):
         self.config = config
         self.backbone = Backbone(config.backbone, backbone_weights, frozen=config.frozen_backbone)
 
-    def normalize(self, images: Tensor) -> Tensor:
-        """uint8 or [0, 1] images [..., 3, H, W] to the backbone's own mean and std."""
-        return self.backbone.normalize(images)
-
-    def encode_query(self, images: Tensor) -> dict[int, list[Tensor]]:
+    def encode_query(self, images: Tensor, features: FeatureMaps | None = None) -> FeatureMaps:
         """Level -> maps of unit vectors [B, C, h, w] of the images [B, 3, H, W] to be masked."""
-        features = self.backbone(images)
+        features = features or self.extract(images)
         return {level: [F.normalize(m, dim=1) for m in features[level]] for level in self.config.levels}
 
-    def encode_support(self, images: Tensor, mask: Tensor) -> Prototypes:
+    def encode_support(
+        self, images: Tensor, mask: Tensor | None = None, features: FeatureMaps | None = None
+    ) -> Prototypes:
         """Prototypes of K examples [B, K, 3, H, W] (or one, [B, 3, H, W]) under their masks."""
-        if images.ndim == 4:
-            images, mask = images[:, None], mask[:, None]
-        features = self.backbone(images.flatten(0, 1))
-        masks = mask.flatten(0, 1).to(images.dtype)
-        means = {level: [_means(m, masks) for m in features[level]] for level in self.config.levels}
-        shots = images.shape[1]
-        return Prototypes(
-            {level: [m.unflatten(0, (-1, shots)) for m in maps] for level, maps in means.items()}
-        )
+        if mask is None:
+            raise VatError("Prototypes are averages under a mask; the supports' masks are missing.")
+        shots = images.shape[1] if images.ndim == 5 else 1
+        images, mask = images.reshape(-1, *images.shape[-3:]), mask.reshape(-1, *mask.shape[-2:])
+        features = features or self.extract(images)
+        means = {
+            level: [_means(m, mask.to(m.dtype)).unflatten(0, (-1, shots)) for m in features[level]]
+            for level in self.config.levels
+        }
+        return Prototypes(means)
 
-    def decode(self, query: dict[int, list[Tensor]], support: Prototypes) -> Tensor:
+    def decode(
+        self, query: FeatureMaps, support: Prototypes, record: dict[str, Tensor] | None = None
+    ) -> Tensor:
         """Scaled cosines [B, 2, h, w] on the grid of the finest level, averaged over maps, then over levels.
 
-        K supports act through the mean of their K prototypes.
+        K supports act through the mean of their K prototypes. `record` gets the cosines of every level.
         """
-        grid = query[min(self.config.levels)][0].shape[-2:]
+        height, width = query[min(self.config.levels)][0].shape[-2:]
         by_level = []
         for level in self.config.levels:
             cosines = [
                 torch.einsum("bchw,bpc->bphw", pixels, F.normalize(means.mean(1), dim=-1))
                 for pixels, means in zip(query[level], support.means[level], strict=True)
             ]
-            by_level.append(resize(torch.stack(cosines).mean(0), (grid[0], grid[1])))
+            by_level.append(resize(torch.stack(cosines).mean(0), (height, width)))
+            if record is not None:
+                record[f"cosines_conv{level}"] = by_level[-1]
         return self.config.scale * torch.stack(by_level).mean(0)
-
-    def finish(self, output: Tensor, size: Any, shots: int | None = None) -> Tensor:
-        """The decoder's output as logits [B, 2, H, W] at `size`, or as [B, 1, 2, H, W] given `shots`."""
-        logits = resize(output, (int(size[0]), int(size[1])))
-        return logits if shots is None else logits.unflatten(0, (-1, shots))
-
-    def forward(self, query: Tensor, support: Tensor, mask: Tensor) -> Tensor:
-        """Logits [B, 2, H, W] at the query's size, or [B, 1, 2, H, W], the one joint vote, for supports
-        [B, K, 3, h, w] with masks [B, K, h, w].
-        """
-        encoded = self.encode_support(support, mask)
-        output = self.decode(self.encode_query(query), encoded)
-        return self.finish(output, query.shape[-2:], encoded.shots if support.ndim == 5 else None)
 
 
 def _means(maps: Tensor, mask: Tensor) -> Tensor:

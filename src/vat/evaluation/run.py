@@ -15,6 +15,7 @@ from lightning import Fabric
 from torch import nn
 from torch.utils.data import DataLoader
 
+import vat
 from vat.checkpoint import checksum
 from vat.config import to_dict
 from vat.data import collate
@@ -108,6 +109,7 @@ def describe(model: nn.Module, dataset: Any, protocol: Protocol, precision: str)
         "data": data | {"length": len(dataset), "contents_sha256": _contents(dataset)},
         "protocol": {"task": protocol.task, **to_dict(protocol)},
         "precision": str(precision),
+        "vat": vat.__version__,
     }
 
 

@@ -77,13 +77,18 @@ class Segmentation(Protocol):
     # -- from masks to results -------------------------------------------------------------------------------
 
     def measure(self, prediction: list[Masks], batch: Batch) -> list[Record]:
+        """Counts and boundary accuracy for every number of shots.
+
+        Void pixels count in no IoU. In the boundary accuracy they are background: PASCAL outlines its objects
+        with void, so that leaving it out would leave the inner side of every outline alone.
+        """
         records: list[Record] = [
             record | {"shots": {}} for record in identity(batch, ("query_name", "support_names"))
         ]
         for masks, (rows, truth, ignore) in zip(prediction, truths(batch), strict=True):
             for shots, mask in masks.items():
                 intersection, union = intersection_and_union(mask, truth, ignore)
-                accuracy = boundary_accuracy(mask, truth, self.min_radius, ignore)
+                accuracy = boundary_accuracy(mask, truth, self.min_radius)
                 counts = zip(intersection.tolist(), union.tolist(), accuracy.double().tolist(), strict=True)
                 for record, (both, either, boundary) in zip(records[rows], counts, strict=True):
                     entry = {"intersection": both, "union": either, "mba": or_none(boundary)}
