@@ -143,6 +143,7 @@ def test_large_outputs_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("vat.kernels.conv4d.MAX_CHUNK_BYTES", 1)
     for name in ("first unit", "channels last"):
         tensors, strides = inputs(name)
+        tensors = [t.detach() for t in tensors]
         torch.testing.assert_close(
             conv(*tensors, *strides),
             reference(*tensors, *strides),
@@ -164,6 +165,12 @@ def test_compiles_in_one_graph() -> None:
     expected = with_gradients(conv, tensors, strides)
     for a, e in zip(with_gradients(compiled, tensors, strides), expected, strict=True):
         torch.testing.assert_close(a, e)
+
+
+def test_shapes_are_known_without_data() -> None:
+    tensors, strides = inputs("first unit")
+    expected = reference(*tensors, *strides)
+    assert conv(*(t.detach().to("meta") for t in tensors), *strides).shape == expected.shape
 
 
 def test_operators_keep_the_rules_of_torch_library() -> None:

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.kernels.eager import runs_eagerly
 from vat.kernels.triton_utils import runs_triton
 
-MAX_CHUNK_BYTES = 8 << 20  # of a CPU temporary, which then stays in cache and in memory that malloc reuses
+MAX_CHUNK_BYTES = 16 << 20  # of a CPU temporary, which then stays in cache and in memory that malloc reuses
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -61,6 +62,8 @@ def center_pivot_conv(
         xq, xs = xq.to(dtype), xs.to(dtype)
     if implementation == "library":
         return _library(xq, xs, wq, ws, bias, query_stride, support_stride)
+    if runs_eagerly(xq, xs, wq, ws, bias) and not _runs_triton(xq):
+        return _chunked_forward(xq, xs, wq, ws, bias, query_stride, support_stride)
     return _center_pivot_conv_op(xq, xs, wq, ws, bias, query_stride, support_stride)
 
 
@@ -117,8 +120,7 @@ def _center_pivot_conv_op(
         y = _empty_output(xq, xs, wq)
         launch_forward(xq, xs, wq, ws, bias, y, (query_stride, support_stride))
         return y
-    with torch.autocast("cpu", enabled=False):
-        return _chunked_forward(xq, xs, wq, ws, bias, query_stride, support_stride)
+    return _chunked_forward(xq, xs, wq, ws, bias, query_stride, support_stride)
 
 
 @torch.library.custom_op("vat::center_pivot_conv_grad_input", mutates_args=())
@@ -262,19 +264,36 @@ def _library_backward(
 # -- CPU forward ---------------------------------------------------------------------------------------------
 
 
+@torch.autocast("cpu", enabled=False)
 def _chunked_forward(
     xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor, bias: Tensor, query_stride: int, support_stride: int
 ) -> Tensor:
     """The query branch makes the output, the support branch is added to it a few query rows at a time."""
     wq, ws, bias = (p.to(xq.dtype) for p in (wq, ws, bias))
-    shape = torch.Size((*xs.shape[:3], *xq.shape[3:5], wq.shape[0]))
-    y = _from_conv3d(_onednn_conv3d(xq, wq, bias, query_stride, True), shape).contiguous()
-    rows = max(1, MAX_CHUNK_BYTES // (y[0, 0].numel() * y.element_size()))
+    y = _query_branch(xq, _empty_output(xq, xs, wq), wq, bias, query_stride)
     for sample, x in zip(y, xs, strict=True):
+        rows = _rows_of_a_chunk(sample, 0)
         for y_rows, x_rows in zip(sample.split(rows), x.split(rows), strict=True):
             added = _onednn_conv3d(x_rows.unsqueeze(0), ws, None, support_stride, False)
             y_rows += _from_conv3d(added, y_rows.shape)
     return y
+
+
+def _query_branch(x: Tensor, y: Tensor, w: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """The query branch as a contiguous volume of the shape of `y`: either a new one, or `y`, filled.
+
+    Planar memory has to be copied for the convolution; a few support rows at a time, it stays in cache.
+    """
+    if x.is_contiguous():
+        return _from_conv3d(_onednn_conv3d(x, w, bias, stride, True), y.shape).contiguous()
+    rows = _rows_of_a_chunk(y, 3)
+    for y_rows, x_rows in zip(y.split(rows, 3), x.split(rows, 3), strict=True):
+        y_rows.copy_(_from_conv3d(_onednn_conv3d(x_rows, w, bias, stride, True), y_rows.shape))
+    return y
+
+
+def _rows_of_a_chunk(volume: Tensor, axis: int) -> int:
+    return max(1, MAX_CHUNK_BYTES * volume.shape[axis] // (volume.numel() * volume.element_size()))
 
 
 def _onednn_conv3d(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, over_query: bool) -> Tensor:

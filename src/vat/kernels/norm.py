@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.kernels.eager import runs_eagerly
 from vat.kernels.triton_utils import runs_triton
 
 CHUNK = 1 << 19  # elements that a CPU works on at a time: a float32 buffer of 2 MB, inside two cores' caches
@@ -103,13 +104,12 @@ def _normalise(
             f"GroupNorm with {groups} groups and weights of shape {list(weight.shape)} does not fit a volume "
             f"of {y.shape[-1]} channels."
         )
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (y, weight, bias))
-    traced = torch.compiler.is_compiling()
-    if overwrite and not recorded and not traced and y.is_contiguous() and not _runs_triton(y):
-        pooled = _empty_pooled(y, stride)
-        _chunked_forward(y, weight, bias, groups, eps, relu, stride, y, pooled)
-        return y, pooled
-    full, pooled, _, _ = _group_norm_op(y.contiguous(), weight, bias, groups, eps, relu, stride)
+    y = y.contiguous()
+    if runs_eagerly(y, weight, bias) and not _runs_triton(y):
+        full, pooled = y if overwrite else torch.empty_like(y), _empty_pooled(y, stride)
+        _chunked_forward(y, weight, bias, groups, eps, relu, stride, full, pooled)
+    else:
+        full, pooled, _, _ = _group_norm_op(y, weight, bias, groups, eps, relu, stride)
     return full, pooled
 
 
