@@ -57,8 +57,9 @@ def center_pivot_conv(
         ``[B, Hq', Wq', Hs', Ws', Cout]``, contiguous.
     """
     _check(xq, xs, wq, ws, query_stride, support_stride)
-    if torch.is_autocast_enabled(xq.device.type):
-        dtype = torch.get_autocast_dtype(xq.device.type)
+    device = xq.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         xq, xs = xq.to(dtype), xs.to(dtype)
     if implementation == "library":
         return _library(xq, xs, wq, ws, bias, query_stride, support_stride)
