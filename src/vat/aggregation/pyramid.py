@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vat.aggregation.embedding import EMBEDDINGS
+from vat.aggregation.memory import MemoryGuard
 from vat.aggregation.vtm import AggregatorSpec, build_aggregator
 from vat.config import LevelConfig, VATConfig
 from vat.host_memory import release_freed
@@ -44,12 +45,7 @@ class EncoderLevel(nn.Module):
         self.residual = config.residual
         self.embed = EMBEDDINGS[config.embedding](layers, level)
         self.position = PositionEmbedding(dim, query_grid, support_grid) if config.position_embedding else None
-        self.vtm = build_aggregator(
-            config.aggregator,
-            AggregatorSpec(
-                dim, config.heads, config.window, level.depth, config.mlp_ratio, query_grid, support_grid
-            ),
-        )
+        self.vtm = build_aggregator(config.aggregator, AggregatorSpec.of(level, config))
 
     def aggregate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """M^p -> (A^p, VTM's own output)."""
@@ -65,6 +61,7 @@ class PyramidEncoder(nn.Module):
     def __init__(self, layers: dict[int, int], config: VATConfig) -> None:
         super().__init__()
         self.fast = True
+        self.require_memory = MemoryGuard(config)
         self.gpp = config.gpp
         self.numbers = [level.level for level in config.levels]
         self.levels = nn.ModuleList(EncoderLevel(layers[lv.level], lv, config) for lv in config.levels)
@@ -73,6 +70,7 @@ class PyramidEncoder(nn.Module):
         self, query: dict[int, Tensor], support: dict[int, Tensor], record: dict[str, Tensor] | None = None
     ) -> Tensor:
         """`query`, `support`: level -> [B, L, grid, grid, C], emptied on the way; `record` collects every stage by name."""
+        self.require_memory(query[self.numbers[0]], self.fast)
         outputs: list[Tensor] = []
         for number, module in zip(self.numbers, self.levels, strict=True):
             release_freed(after=query[number])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from vat.aggregation.swin import swin_blocks
+from vat.config import LevelConfig, VATConfig
 from vat.errors import VatError
 
 
@@ -22,6 +23,16 @@ class AggregatorSpec:
     mlp_ratio: float
     query_grid: int
     support_grid: int
+
+    @classmethod
+    def of(cls, level: LevelConfig, config: VATConfig) -> AggregatorSpec:
+        return cls(
+            level.channels[-1], config.heads, config.window, level.depth, config.mlp_ratio, *level.out_grid()
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.query_grid**2 * self.support_grid**2
 
 
 Aggregator = Callable[[AggregatorSpec], nn.Module]
