@@ -13,6 +13,7 @@ from vat.evaluation.segmentation import Segmentation
 from vat.evaluation.tables import PlainTable, number
 
 FOLDED = {"pascal": "PASCAL-5i", "coco": "COCO-20i"}
+OWN = "this run"
 TITLES = FOLDED | {"fss": "FSS-1000", "spair": "SPair-71k", "pfpascal": "PF-PASCAL", "pfwillow": "PF-WILLOW"}
 
 
@@ -36,7 +37,7 @@ def beside(report: Report, data: str, fold: int = 0) -> list[PlainTable]:
 
 def _masks(report: Report, data: str, fold: int, shots: int) -> PlainTable:
     own, folded = report.results[str(shots)], data in FOLDED
-    rows = [[_name(report), "", *map(number, _own_cells(own, folded))]]
+    rows = [[OWN, "", *map(number, _own_cells(own, folded))]]
     for row in published()[data]:
         entry = row.get(f"{shots}-shot")
         if entry:
@@ -62,7 +63,7 @@ def _points(report: Report, data: str) -> list[PlainTable]:
     own = report.results.get("pck")
     if own is None:
         return []
-    rows = [[_name(report), *map(number, own.values())]]
+    rows = [[OWN, *map(number, own.values())]]
     for row in published()[data]:
         rows.append([_method(row), *(number(row["pck"].get(float(alpha))) for alpha in own)])
     columns = ["", *(f"PCK@{alpha}" for alpha in own)]
@@ -78,12 +79,8 @@ def _classes(report: Report) -> PlainTable:
     for i, name in enumerate(published()["spair_classes"]):
         own = report.results["per_class"].get(name, {}).get("0.1")
         rows.append([name, number(own), *(number(row["by_class"][i]) for row in detailed)])
-    return PlainTable("PCK@0.1 by class", ["", _name(report), *map(_method, detailed)], rows)
+    return PlainTable("PCK@0.1 by class", ["", OWN, *map(_method, detailed)], rows)
 
 
 def _method(row: dict[str, Any]) -> str:
     return f"{row['method']} (augmented)" if row.get("augmented") else row["method"]
-
-
-def _name(report: Report) -> str:
-    return report.about.get("model", "this run")
