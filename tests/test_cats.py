@@ -1,5 +1,7 @@
 """CATs: the authors' numbers from the authors' files, and everything that callers expect of a model."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from published import golden, inputs, state_dict
 from small import episode
 from vat.baselines import CATs
 from vat.baselines.cats import mutual_filter
+from vat.published import translate
 
 COUNTS = {"pfpascal": 4_511_392, "spair": 4_624_160}
 
@@ -74,17 +77,23 @@ def test_the_authors_flow(published):
 
 
 @pytest.mark.parametrize("benchmark", COUNTS)
-def test_published_files_are_recognised_by_shapes_alone(tmp_path, benchmark):
-    model = vat.load(write(tmp_path / "model_best.pth", shapes_of(benchmark)))
+def test_published_files_are_recognised_by_shapes_alone(tmp_path, published, benchmark):
+    model = published[0]
+    if benchmark == "spair":
+        model = vat.load(write(tmp_path / "model_best.pth", shapes_of(benchmark)))
     assert vat.zoo.config_of(f"cats_resnet101.{benchmark}") == ("cats", model.config)
     assert learnable(model) == COUNTS[benchmark]
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_unknown_hyperpixels_get_one_sentence(tmp_path):
+def test_unknown_hyperpixels_get_one_sentence():
     shapes = shapes_of("pfpascal") | {"proj.0.weight": [128, 512]}
+    tensors = {
+        name: torch.empty([n for n in shape if isinstance(n, int)], device="meta")
+        for name, shape in shapes.items()
+    }
     with pytest.raises(vat.VatError, match=r"projects 7 maps of \[512, 1024.*PF-PASCAL nor") as caught:
-        vat.load(write(tmp_path / "model_best.pth", shapes))
+        translate(tensors, Path("model_best.pth"))
     assert "\n" not in str(caught.value)
     with pytest.raises(vat.VatError, match=r"hyperpixels is \[3, 9\].*0 to 8"):
         small(hyperpixels=(3, 9))
@@ -157,12 +166,31 @@ def test_any_size_gives_the_same_grid(model, size):
     assert flow.isfinite().all()
 
 
+def test_narrow_types_keep_the_flow(model):
+    expected = model(*pair())
+    flow = vat.accelerate(model, dtype=torch.bfloat16)(*pair())
+    assert flow.dtype == torch.float32
+    assert (flow - expected).abs().max() < 0.5  # cells; the features of 18 layers are rounded to 8 bits
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert (model(*pair()) - expected).abs().max() < 0.5
+
+
 def test_round_trip_is_bit_exact(model, tmp_path):
     vat.save(model, tmp_path / "a.safetensors")
     loaded = vat.load(tmp_path / "a.safetensors")
     assert loaded.config == model.config
     with torch.inference_mode():
         assert torch.equal(model(*pair()), loaded(*pair()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["reference", "fast"])
+def test_a_gpu_gives_the_authors_flow(published, backend):
+    model, images, expected = published
+    torch.backends.cudnn.allow_tf32 = False
+    with torch.inference_mode():
+        flow = model.cuda().set_backend(backend)(*(image.cuda() for image in images)).cpu()
+    assert (flow - expected).abs().max() <= 5e-4 * expected.std()
 
 
 def test_a_mask_is_refused(model):

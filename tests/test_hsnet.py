@@ -1,5 +1,7 @@
 """HSNet: the authors' numbers from the authors' files, and everything that callers expect of a model."""
 
+import os
+
 import pytest
 import torch
 
@@ -7,7 +9,9 @@ import vat
 from published import golden, inputs, write
 from small import episode
 from small import small as small_vat
+from vat.aggregation.center_pivot import CenterPivotUnit
 from vat.baselines import HSNet
+from vat.kernels.triton_utils import interpreted
 
 TOLERANCE = 1e-4  # of the probe's standard deviation
 VGG16 = dict(  # place of each convolution among the features -> its channels
@@ -164,6 +168,42 @@ def test_any_size_and_aspect_ratio(model, size):
         logits = model(torch.randn(1, 3, *size), torch.randn(1, 3, 50, 280), torch.ones(1, 50, 280))
     assert logits.shape == (1, 2, *size)
     assert logits.isfinite().all()
+
+
+def test_narrow_types_keep_the_mask(model):
+    arguments = [t[:, 0] if t.shape[1] == 1 else t for t in episode()]
+    expected = model(*arguments)
+    for logits in (
+        vat.accelerate(model, dtype=torch.bfloat16)(*arguments),
+        vat.accelerate(model)(*arguments),
+    ):
+        assert logits.dtype == torch.float32
+        assert (logits - expected).abs().max() < 0.2 * expected.std()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
+@pytest.mark.parametrize(("channels", "kernel", "stride"), [(4, 5, 4), (16, 3, 2)])
+def test_the_cuda_kernels_take_thinned_views(channels, kernel, stride):
+    torch.manual_seed(0)
+    unit = CenterPivotUnit(channels, 16, kernel, stride)
+    volume = torch.randn(1, channels, 2, 3, 5, 6).permute(0, 2, 3, 4, 5, 1)
+    unit.fast = False
+    expected = unit(volume)
+    unit.fast = True
+    with interpreted():
+        torch.testing.assert_close(unit(volume), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["reference", "fast"])
+def test_a_gpu_gives_the_authors_numbers(published, backend):
+    model, description, outputs = published
+    torch.backends.cudnn.allow_tf32 = False
+    with torch.inference_mode():
+        arguments = (t.cuda() for t in inputs(description))
+        output = model.cuda().set_backend(backend).stages(*arguments)["output"].cpu()
+    expected = outputs["logits_low"]
+    assert (output - expected).abs().max() <= TOLERANCE * expected.std()
 
 
 def test_round_trip_is_bit_exact(model, tmp_path):

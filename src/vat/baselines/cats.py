@@ -107,7 +107,8 @@ class CorrelationTransformer(nn.Module):
         return torch.cat([x, y], dim=-1).flatten(1, 2)
 
     def forward(self, rows: Tensor, features: Tensor) -> Tensor:
-        return self.proj(self.blocks(torch.cat([rows, features], dim=-1) + self.position()))
+        tokens = torch.cat([rows.to(features.dtype), features], dim=-1)
+        return self.proj(self.blocks(tokens + self.position()))
 
 
 @register_family("cats", CATsConfig)
@@ -163,8 +164,7 @@ class CATs(PairNetwork):
     ) -> Tensor:
         """Encoded target and source -> the source position of every target position, in [-1, 1]."""
         query = query.expand(support.shots)
-        pairs = zip(query.units, support.units, strict=True)
-        cost = mutual_filter(torch.stack([target @ source.transpose(1, 2) for target, source in pairs], 1))
+        cost = mutual_filter(_correlation(query.units, support.units))
         by_target = self.transformer(cost, query.tokens) + cost
         by_source = self.transformer(by_target.transpose(2, 3), support.tokens).transpose(2, 3) + cost
         if record is not None:
@@ -177,8 +177,19 @@ class CATs(PairNetwork):
         """[B, N target, N source] -> the expected source position (x, y) [B, 2, grid, grid]."""
         side = self.config.grid
         weights = (cost / self.config.temperature).softmax(-1).unflatten(2, (side, side))
-        x, y = weights.sum(2) @ self.columns, weights.sum(3) @ self.rows
+        x, y = (weights.sum(2) * self.columns).sum(-1), (weights.sum(3) * self.rows).sum(-1)
         return torch.stack([x, y], 1).unflatten(2, (side, side))
+
+
+def _correlation(target: list[Tensor], source: list[Tensor]) -> Tensor:
+    """Unit vectors [B, N, C] of each level -> [B, L, N target, N source].
+
+    In float32 at least: the soft-argmax divides differences of these numbers by its small temperature.
+    """
+    wide = torch.promote_types(target[0].dtype, torch.float32)
+    with torch.autocast(target[0].device.type, enabled=False):
+        pairs = zip(target, source, strict=True)
+        return torch.stack([t.to(wide) @ s.to(wide).transpose(1, 2) for t, s in pairs], 1)
 
 
 def mutual_filter(cost: Tensor) -> Tensor:
