@@ -2,16 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from vat.config import to_dict
+from vat.config import VATConfig, replace, to_dict
 from vat.data import AUGMENTATIONS, names
 from vat.errors import VatError
 from vat.training import TrainingSettings, build_network, load_experiment
 from vat.training.config import dump_experiment
-from vat.training.feed import EpisodeNumbers, Share
+from vat.training.feed import EpisodeNumbers, Share, batches_of, training_loader
 from vat.training.losses import cross_entropy, dice, end_point_error
 from vat.training.optim import AveragedWeights, make_optimizer, rate
 from vat.training.safety import (
@@ -26,6 +27,7 @@ from vat.training.safety import (
 from vat.training.state import differences
 from vat.training.tasks import task_for
 from vat.training.trainer import fewest_steps
+from vat.zoo import config_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -77,14 +79,17 @@ def test_a_mistyped_file_name_gets_a_suggestion_and_a_circle_an_error(tmp_path):
         load_experiment(tmp_path / "a.yaml")
 
 
-BUILT: dict[str, torch.nn.Module] = {}
-"""Networks by their settings: folds differ in data alone, and a large backbone takes a second to draw."""
+BUILT: dict[Any, torch.nn.Module] = {}
+"""Networks by their configuration: many experiments share one, and a large backbone takes a second."""
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_experiment_builds(path):
     experiment = load_experiment(path, ["model.backbone_weights=null"])
-    key = re.sub(r"fold\d", "fold", str(experiment.model))
+    family, config = (
+        ("vat", VATConfig()) if experiment.model.name == "vat" else config_of(experiment.model.name)
+    )
+    key = family, replace(config, **experiment.model.overrides)
     if key not in BUILT:
         BUILT[key] = build_network(experiment)
     task_for(BUILT[key], experiment)
@@ -163,6 +168,16 @@ def test_counting_starts_where_a_run_left_off():
 def test_a_batch_that_cannot_be_split_is_refused():
     with pytest.raises(VatError, match="do not divide"):
         Share(10, accumulate=2, rank=0, world=2)
+
+
+def test_an_error_of_a_worker_arrives_as_one_sentence():
+    class Broken(torch.utils.data.Dataset[dict[str, Any]]):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            raise VatError("img.jpg is damaged.")
+
+    with pytest.raises(VatError) as caught:
+        next(batches_of(training_loader(Broken(), Share(2), 0, workers=1, pin=False)))
+    assert str(caught.value) == "img.jpg is damaged."
 
 
 # -- optimiser -----------------------------------------------------------------------------------

@@ -42,8 +42,7 @@ def train(
 ) -> None:
     """Train a model as an experiment file says; killed at any moment, --resume continues exactly.
 
-    The folder then holds best.safetensors and last.safetensors (for vat.load), last.ckpt (for --resume),
-    metrics.csv, tensorboard/, summary.md and convergence.png.
+    Its folder gets weights for vat.load, last.ckpt for --resume, logs, a summary and a convergence plot.
 
     Examples:
 

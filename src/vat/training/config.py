@@ -62,6 +62,7 @@ class TrainingSettings:
     scales: tuple[int, ...] = ()  # image sizes in pixels, one drawn for every step; empty: image_size
     seed: int = 0
     precision: Precision = "auto"
+    graphs: bool = False  # replay forward and backward as CUDA graphs: one GPU, one image size
     workers: int | None = None  # loading processes per training process; null: by the number of cores
     log_every: int = 20  # steps between two readings of the loss
     save_every: int | None = None  # steps between checkpoints, besides those after validation

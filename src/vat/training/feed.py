@@ -122,6 +122,14 @@ def validation_loader(
     return DataLoader(dataset, batch_size, sampler=mine, **_options(workers, pin))
 
 
+def batches_of(loader: DataLoader[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The loader's batches. A worker's error arrives inside its traceback; here it is one sentence again."""
+    try:
+        yield from loader
+    except VatError as error:
+        raise VatError(str(error).rpartition("VatError: ")[2].strip()) from error
+
+
 def worker_count(wanted: int | None, processes_here: int) -> int:
     """Loading processes per training process: as asked, or the cores that training itself leaves free."""
     if wanted is not None:

@@ -61,7 +61,7 @@ class Journal:
 
     def say(self, text: str) -> None:
         """A line that stays on the screen."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
         self._spoken = time.monotonic()
 
     def show(self, share: float, facts: str) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,8 @@ def check_gradients(network: nn.Module) -> None:
     idle = [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         raise VatError(
-            f"{len(idle)} learned parameters, the first is {idle[0]!r}, have no part in the output, so several "
-            "processes cannot train this model; use the level they belong to, or freeze the backbone."
+            f"{len(idle)} learned parameters, the first is {idle[0]!r}, have no part in the output, so "
+            "several processes cannot train this model; use the level they belong to, or freeze the backbone."
         )
 
 
@@ -54,10 +55,11 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-            number = getattr(signal, name, None)
-            if number is not None:
-                self._before[number] = signal.signal(number, self._ask)
+        if threading.current_thread() is threading.main_thread():  # Python handles signals nowhere else
+            for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+                number = getattr(signal, name, None)
+                if number is not None:
+                    self._before[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,8 +19,16 @@ from torch import Tensor, nn
 
 from vat.checkpoint import save, write_atomically
 from vat.errors import VatError
+from vat.runner import GraphedTraining
 from vat.training.config import PRETRAINED, Experiment, dump_experiment
-from vat.training.feed import Share, training_data, training_loader, validation_data, worker_count
+from vat.training.feed import (
+    Share,
+    batches_of,
+    training_data,
+    training_loader,
+    validation_data,
+    worker_count,
+)
 from vat.training.journal import Journal
 from vat.training.optim import AveragedWeights, make_optimizer, rate, set_rate
 from vat.training.report import SETTINGS, write_report
@@ -93,6 +101,7 @@ class Trainer:
         # the wrapped pair takes part in distributed training; state is read and written through the bare one
         self.bare_optimizer = make_optimizer(self.network, settings, fused=fabric.device.type == "cuda")
         self.model, self.optimizer = fabric.setup(self.network, self.bare_optimizer)
+        self.forward = self._make_forward()
         self.ema = AveragedWeights(self.network, settings.ema) if settings.ema else None
         self.progress = Progress()
         if resume:
@@ -123,7 +132,8 @@ class Trainer:
     def _train(self, stop: StopRequest) -> bool:
         """Steps, with readings, validations and checkpoints in between; True if told to stop."""
         pin = self.fabric.device.type == "cuda"
-        batches = iter(training_loader(self.train_set, self.share, self.progress.step, self.workers, pin))
+        loader = training_loader(self.train_set, self.share, self.progress.step, self.workers, pin)
+        batches = batches_of(loader)
         self._since = time.monotonic()
         while self._share_used() < 1 and not self._out_of_patience():
             self.step(batches)
@@ -167,11 +177,20 @@ class Trainer:
 
     def _gradient(self, batch: Batch, synchronise: bool) -> Tensor:
         with self.fabric.no_backward_sync(self.model, enabled=not synchronise):
-            prediction = self.task.predict(self.model, batch, self._image_size())
+            prediction = self.task.predict(self.forward, batch, self._image_size())
             losses = self.task.losses(prediction, batch)
             self.fabric.backward(losses.mean() / self.share.accumulate)
         self._latest = (prediction.detach(), batch)
         return losses.detach()
+
+    def _make_forward(self) -> Any:
+        """The wrapped model, or its recorded graphs."""
+        if not self.settings.graphs:
+            return self.model
+        if self.fabric.device.type != "cuda" or self.fabric.world_size > 1 or self.settings.scales:
+            raise VatError("training.graphs is for one GPU and one image size; set it to false.")
+        half = "bf16" in str(self.fabric.strategy.precision.precision)
+        return GraphedTraining(self.network, torch.bfloat16 if half else torch.float32)
 
     def _clip(self) -> Tensor:
         """Norm of the gradient before it is scaled down to `training.clip`."""
@@ -233,7 +252,7 @@ class Trainer:
         best = "" if self.progress.best is None else f"  best {self.progress.best:.1f}"
         self.journal.show(
             share,
-            f"step {self.progress.step}  loss {loss:.3f}  {self.score_name} {score:.1f}{best}  "
+            f"step {self.progress.step}  loss {loss:.3f}  train {self.score_name} {score:.1f}{best}  "
             f"{speed:.1f} episodes/s  {left:.1f} min left",
         )
 

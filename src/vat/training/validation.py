@@ -10,7 +10,7 @@ from lightning import Fabric
 from torch import nn
 from torch.utils.data import Dataset
 
-from vat.training.feed import validation_loader
+from vat.training.feed import batches_of, validation_loader
 from vat.training.tasks import Task
 
 
@@ -33,7 +33,7 @@ def evaluate(
     loader = validation_loader(dataset, batch_size, fabric.global_rank, fabric.world_size, workers, cuda)
     metric = task.metric(dataset.classes).to(fabric.device)  # type: ignore[attr-defined]
     network.eval()
-    for done, host in enumerate(loader):
+    for done, host in enumerate(batches_of(loader)):
         batch = fabric.to_device(host)
         with fabric.autocast():
             prediction = task.predict(network, batch)

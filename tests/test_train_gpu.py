@@ -1,0 +1,32 @@
+"""What only a GPU can show: steps that never wait for it, in the precision that `auto` picks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vat.launch import make_fabric
+from vat.training import load_experiment
+from vat.training.feed import batches_of, training_loader
+from vat.training.trainer import Trainer
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.mark.gpu
+def test_a_step_never_waits_for_the_device(tmp_path):
+    changes = ["training.workers=0", "training.ema=0.99", "data.image_size=64", "training.accumulate=2"]
+    experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
+    trainer = Trainer(experiment, tmp_path, make_fabric("cuda", 1), resume=False)
+    batches = batches_of(training_loader(trainer.train_set, trainer.share, 0, workers=0, pin=True))
+    for _ in range(2):  # kernels are compiled and tuned, the optimiser's state is made
+        trainer.step(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            trainer.step(batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    reading = trainer.recent.read()
+    assert reading.bad is None
+    assert trainer._facts()["precision"] == "bf16-mixed"
