@@ -127,9 +127,9 @@ def compare(level: str, shift: int, batch: int, device: torch.device) -> list[di
                 out = attend(qkv, bias)
                 row["error"] = ((out[:1].float() - exact).norm() / exact.norm()).item()
 
-            def both(f=attend) -> None:  # type: ignore[no-untyped-def]
+            def both(f=attend, gradient=out) -> None:  # type: ignore[no-untyped-def]
                 qkv.grad = bias.grad = None
-                f(qkv, bias).backward(out)
+                f(qkv, bias).backward(gradient)
 
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()

@@ -51,9 +51,7 @@ def voc(root: Path, per_class: int = 3, classes: Iterable[int] = range(1, 21)) -
                 palette = Image.fromarray(labels).convert("P")
                 palette.putdata(labels.ravel().tolist())
                 save(palette, root / "VOC2012/SegmentationClassAug" / f"{name}.png")
-                lists.setdefault(f"{part}/fold{(class_id - 1) // 5}.txt", []).append(
-                    f"{name}__{class_id:02d}"
-                )
+                lists.setdefault(f"{part}/fold{(class_id - 1) // 5}.txt", []).append(f"{name}__{class_id:02d}")
     for name, lines in lists.items():
         write(root / "splits/pascal" / name, "\n".join(lines) + "\n")
     return root / "VOC2012"
@@ -70,9 +68,7 @@ def coco(root: Path, per_class: int = 3, classes: Iterable[int] = range(8), png:
                 image_id = class_id * 10 + n
                 name = f"COCO_{part}_{image_id:012d}"
                 save(photo(image_id), folder / part / f"{name}.jpg")
-                images.append(
-                    {"id": image_id, "file_name": f"{name}.jpg", "height": SIDE[0], "width": SIDE[1]}
-                )
+                images.append({"id": image_id, "file_name": f"{name}.jpg", "height": SIDE[0], "width": SIDE[1]})
                 for left, right in ((20, 50), (50, 75)):  # two objects make one class mask
                     polygon = [left, 10, right, 10, right, 50, left, 50]
                     annotations.append(

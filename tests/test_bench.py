@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import LEVELS, STAGES
 
+from small import LEVELS, STAGES
 from vat.bench import Case, run_case
 from vat.bench.device import measure_limits
 from vat.cli.bench import grid_override
@@ -51,7 +51,8 @@ def test_limits_are_those_of_a_real_device():
 
 def test_grids_grow_without_growing_the_tokens():
     for grid in (32, 64, 128):
-        level = create_model("vat_resnet50.fss", backbone="resnet18", **grid_override("vat_resnet50.fss", grid)).config.levels[-1]
+        overrides = grid_override("vat_resnet50.fss", grid)
+        level = create_model("vat_resnet50.fss", backbone="resnet18", **overrides).config.levels[-1]
         assert level.grid == grid
         assert level.out_grid() == (32, 8)
 

@@ -89,8 +89,7 @@ def test_published_files_are_recognised_by_shapes_alone(tmp_path, published, ben
 def test_unknown_hyperpixels_get_one_sentence():
     shapes = shapes_of("pfpascal") | {"proj.0.weight": [128, 512]}
     tensors = {
-        name: torch.empty([n for n in shape if isinstance(n, int)], device="meta")
-        for name, shape in shapes.items()
+        name: torch.empty([n for n in shape if isinstance(n, int)], device="meta") for name, shape in shapes.items()
     }
     with pytest.raises(vat.VatError, match=r"projects 7 maps of \[512, 1024.*PF-PASCAL nor") as caught:
         translate(tensors, Path("model_best.pth"))

@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 import torch
-from published import correspondence_shapes, golden, segmentation_shapes, state_dict, write
 from safetensors.torch import save_file
-from small import episode, small
 
 import vat
+from published import correspondence_shapes, golden, segmentation_shapes, state_dict, write
+from small import episode, small
 from vat.checkpoint import describe
 
 PUBLISHED_COUNTS = {

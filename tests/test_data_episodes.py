@@ -36,9 +36,7 @@ def test_sample_has_the_documented_shapes(tmp_path: Path) -> None:
     root = fakes.voc(tmp_path)
     dataset = episodes("pascal", root, split="val", splits=tmp_path / "splits", shots=2, image_size=48)
     sample = dataset[3]
-    assert {
-        key: (tuple(value.shape), value.dtype) for key, value in sample.items() if torch.is_tensor(value)
-    } == {
+    assert {key: (tuple(value.shape), value.dtype) for key, value in sample.items() if torch.is_tensor(value)} == {
         "query": ((3, 48, 48), torch.uint8),
         "query_mask": ((48, 48), torch.uint8),
         "ignore": ((48, 48), torch.bool),
@@ -67,9 +65,7 @@ def test_samples_depend_on_seed_and_index_alone(fss: Path, augment: str) -> None
         assert_same(dataset[i], alone[i])
     assert torch.equal(torch.get_rng_state(), state)
     for workers, batch in ((0, 4), (2, 1), (2, 3)):
-        loader = DataLoader(
-            episodes("fss", fss, **options), batch_size=batch, num_workers=workers, collate_fn=collate
-        )
+        loader = DataLoader(episodes("fss", fss, **options), batch_size=batch, num_workers=workers, collate_fn=collate)
         queries = torch.cat([part["query"] for part in loader])
         assert torch.equal(queries, torch.stack([sample["query"] for sample in alone]))
     other = episodes("fss", fss, seed=1, **options)
@@ -137,9 +133,7 @@ def test_coco_tests_draw_the_class_first(tmp_path: Path) -> None:
 
 def test_fss_tests_every_image_once(fss: Path) -> None:
     dataset = episodes("fss", fss, split="test", image_size=32)
-    assert sorted(dataset.plan(k).query for k in range(len(dataset))) == list(
-        range(len(dataset.source.entries))
-    )
+    assert sorted(dataset.plan(k).query for k in range(len(dataset))) == list(range(len(dataset.source.entries)))
     half = episodes("fss", fss, split="test", image_size=32, episodes=len(dataset) // 2)
     assert {half.plan(k).class_id for k in range(len(half))} == set(dataset.classes)  # evenly spaced
     assert len(list(half)) == len(half)
@@ -196,9 +190,7 @@ def test_memory_cache_is_shared_with_workers(fss: Path) -> None:
 
 def test_masks_at_original_size_stay_a_list(tmp_path: Path) -> None:
     root = fakes.voc(tmp_path)
-    dataset = episodes(
-        "pascal", root, split="val", splits=tmp_path / "splits", image_size=32, original_size=True
-    )
+    dataset = episodes("pascal", root, split="val", splits=tmp_path / "splits", image_size=32, original_size=True)
     batch = collate([dataset[0], dataset[1]])
     assert batch["query"].shape == (2, 3, 32, 32)
     assert isinstance(batch["query_mask_original"], list)

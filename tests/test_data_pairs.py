@@ -132,9 +132,7 @@ def test_pfwillow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [fakes.caltech, fakes.fss, fakes.folder])
 def test_caltech_pairs_have_masks_of_one_class(tmp_path: Path, make: Any) -> None:
-    dataset = pairs(
-        "caltech", make(tmp_path) if make is fakes.caltech else make(tmp_path, "ab"), split="test"
-    )
+    dataset = pairs("caltech", make(tmp_path) if make is fakes.caltech else make(tmp_path, "ab"), split="test")
     assert len(dataset) == 15 * len(dataset.classes)
     expected = torch.from_numpy(fakes.box_mask(1)).float()[None, None]
     expected = torch.nn.functional.interpolate(expected, (SIZE, SIZE), mode="nearest")[0, 0]
@@ -172,9 +170,7 @@ def test_pairs_depend_on_seed_and_index_alone(tmp_path: Path) -> None:
     options = {"split": "train", "augment": "cats+pfenet", "episodes": 5}
     alone = [pairs("spair", root, **options)[i] for i in range(5)]
     for workers, cache in ((2, "none"), (0, "memory")):
-        loader = DataLoader(
-            pairs("spair", root, cache=cache, **options), 2, num_workers=workers, collate_fn=collate
-        )
+        loader = DataLoader(pairs("spair", root, cache=cache, **options), 2, num_workers=workers, collate_fn=collate)
         for key in ("target", "source", "source_kps", "flow"):
             seen = torch.cat([batch[key] for batch in loader])
             assert torch.equal(seen, torch.stack([sample[key] for sample in alone])), key

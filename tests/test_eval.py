@@ -228,9 +228,7 @@ def test_records_of_other_settings_are_not_mixed_in(model, fabric, tmp_path):
 
 
 def test_flipping_makes_left_and_right_the_same(model, fabric):
-    plain, mirrored = (
-        evaluate(model, Episodes(mirrored=m), flip=True, fabric=fabric).results for m in (False, True)
-    )
+    plain, mirrored = (evaluate(model, Episodes(mirrored=m), flip=True, fabric=fabric).results for m in (False, True))
     same(plain, mirrored)
     unflipped = evaluate(model, Episodes(), fabric=fabric).results
     assert unflipped["1"]["miou"] != pytest.approx(plain["1"]["miou"], abs=1e-3)

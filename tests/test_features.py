@@ -82,7 +82,8 @@ def test_normalisation_is_each_backbones_own():
 
 def test_weights_from_a_file_with_timms_names(tmp_path):
     donor = timm.create_model("resnet18")
-    save_file({k: v.half() if v.is_floating_point() else v for k, v in donor.state_dict().items()}, tmp_path / "w.safetensors")
+    halves = {k: v.half() if v.is_floating_point() else v for k, v in donor.state_dict().items()}
+    save_file(halves, tmp_path / "w.safetensors")
     torch.save(donor.state_dict(), tmp_path / "w.pth")
     for file in ("w.safetensors", "w.pth"):
         loaded = Backbone("resnet18", weights=tmp_path / file)

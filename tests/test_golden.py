@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from published import golden, inputs, write
 
 import vat
+from published import golden, inputs, write
 
 TOLERANCE = 1e-4  # of the probe's standard deviation
 STAGES = [f"{part}_conv{level}" for part in ("cost", "vcm", "vtm") for level in (5, 4, 3)] + ["atd_0", "atd_1", "atd_2"]

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from published import golden, inputs, write
-from small import episode, small
 
 import vat
+from published import golden, inputs, write
+from small import episode, small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

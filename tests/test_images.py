@@ -141,9 +141,7 @@ def test_threshold_is_on_the_eight_bit_scale() -> None:
 
 
 def test_broken_files_get_one_sentence_with_their_name(tmp_path: Path) -> None:
-    whole = as_bytes(
-        Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)), "JPEG"
-    )
+    whole = as_bytes(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)), "JPEG")
     cases = {"cut.jpg": whole[: len(whole) // 2], "text.jpg": b"hello", "empty.png": b""}
     for name, content in cases.items():
         (tmp_path / name).write_bytes(content)
@@ -160,9 +158,7 @@ def hollow_png(side: int) -> bytes:
     """A PNG whose header claims side x side pixels that it does not have."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")

@@ -14,9 +14,7 @@ from vat.errors import VatError
 from vat.kernels.conv4d import center_pivot_conv, center_pivot_conv_reference
 from vat.kernels.triton_utils import interpreted
 
-INTERPRETER = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here"
-)
+INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 
 conv: Callable[..., Tensor] = center_pivot_conv
 reference: Callable[..., Tensor] = center_pivot_conv_reference
@@ -47,9 +45,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         yield "cuda" if request.param == "cuda" else "cpu"
 
 
-def inputs(
-    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> tuple[list[Tensor], tuple[int, int]]:
+def inputs(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], tuple[int, int]]:
     """xq, xs, wq, ws, bias that require gradients, and the strides."""
     batch, query, support, strides, cin, cout, kernel, planar = CASES[name]
     generator = torch.Generator().manual_seed(1)

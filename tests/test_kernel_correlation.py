@@ -16,9 +16,7 @@ from vat.kernels import correlation
 from vat.kernels.correlation import pooled_correlation, pooled_correlation_reference
 from vat.kernels.triton_utils import interpreted
 
-INTERPRETER = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here"
-)
+INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 
 # batch, layers, query grid, support grid, channels, (query stride, support stride)
 CASES = {
@@ -84,9 +82,7 @@ def test_gradients(case: str, device: str) -> None:
     weights = [torch.linspace(0.5, 1.5, t.numel(), device=device).view_as(t) for t in expected]
     for wanted in ((0,), (1,), (0, 1)):
         grad_weights = [weights[i] for i in wanted]
-        references = torch.autograd.grad(
-            [expected[i] for i in wanted], inputs, grad_weights, retain_graph=True
-        )
+        references = torch.autograd.grad([expected[i] for i in wanted], inputs, grad_weights, retain_graph=True)
         actual = pooled_correlation(query, support, *strides)
         grads = torch.autograd.grad([actual[i] for i in wanted], inputs, grad_weights)
         for grad, reference in zip(grads, references, strict=True):

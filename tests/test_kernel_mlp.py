@@ -15,9 +15,7 @@ from vat.kernels.layer_norm import layer_norm, layer_norm_reference
 from vat.kernels.mlp import mlp_block, mlp_block_reference
 from vat.kernels.triton_utils import interpreted
 
-INTERPRETER = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here"
-)
+INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 Function = Callable[..., Tensor]
 
 # tokens, width, hidden
@@ -107,9 +105,7 @@ def test_many_tokens_are_taken_in_parts(device: str, monkeypatch: pytest.MonkeyP
         assert_close(with_gradients(function, tensors), with_gradients(reference, in_double(tensors)))
 
 
-def test_tokens_too_wide_for_the_kernel_are_left_to_the_library(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_too_wide_for_the_kernel_are_left_to_the_library(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vat.kernels.mlp.MAX_WIDTH", 16)
     tensors = inputs((37,), 24, 32, device)
     expected = with_gradients(mlp_block_reference, in_double(tensors))

@@ -20,9 +20,7 @@ from vat.kernels.norm import (
 )
 from vat.kernels.triton_utils import interpreted
 
-INTERPRETER = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here"
-)
+INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 EPS = 1e-5
 
 # shape [B, Hq, Wq, Hs, Ws, C], groups, stride of the pooling
@@ -83,9 +81,7 @@ def test_pooled_values_and_gradients_match_the_definition(name: str, device: str
 
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("shape", [(2, 3, 5, 32), (1, 2, 3, 2, 3, 24)])
-def test_plain_values_and_gradients_match_the_definition(
-    shape: tuple[int, ...], relu: bool, device: str
-) -> None:
+def test_plain_values_and_gradients_match_the_definition(shape: tuple[int, ...], relu: bool, device: str) -> None:
     tensors = inputs(shape, device)
     expected = with_gradients(group_norm_relu_reference, in_double(tensors), 4, EPS, relu)
     actual = with_gradients(group_norm_relu, tensors, 4, EPS, relu)
@@ -141,9 +137,7 @@ def test_overwrite_reuses_memory_only_when_no_gradient_is_recorded() -> None:
 def test_non_contiguous_volumes_are_accepted(device: str) -> None:
     y, weight, bias = inputs((2, 5, 3, 32), device)
     expected = group_norm_relu_reference(y.transpose(1, 2), weight, bias, 2)
-    torch.testing.assert_close(
-        group_norm_relu(y.transpose(1, 2), weight, bias, 2), expected, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(group_norm_relu(y.transpose(1, 2), weight, bias, 2), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_compiles_in_one_graph() -> None:

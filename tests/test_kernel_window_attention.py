@@ -17,9 +17,7 @@ from vat.kernels import window_attention as module
 from vat.kernels.triton_utils import interpreted
 from vat.kernels.window_attention import Axes, window_attention, window_attention_reference
 
-INTERPRETER = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here"
-)
+INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 
 # batch, grid, window, shift, heads, width of a head
 CASES: dict[str, tuple[int, Axes, Axes, Axes, int, int]] = {
@@ -156,9 +154,7 @@ def test_compiles_as_one_graph(device: str) -> None:
     actual, reference = compiled(qkv, bias, *options), window_attention_reference(qkv, bias, *options)
     torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-5)
     expected = torch.autograd.grad(reference.square().sum(), (qkv, bias))
-    torch.testing.assert_close(
-        torch.autograd.grad(actual.square().sum(), (qkv, bias)), expected, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), (qkv, bias)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_operators_keep_their_contract() -> None:

@@ -241,7 +241,5 @@ def test_metrics_run_on_cuda() -> None:
     mba.update(pred, target)
     pck.update(*(value.cuda() for value in keypoints()))
     assert float(iou.compute()["miou"]) == pytest.approx(expected()["iou"]["miou_ignore"], abs=1e-4)
-    assert float(mba.compute()) == pytest.approx(
-        100 * float(boundary_accuracy(pred, target, 1).nanmean()), abs=1e-3
-    )
+    assert float(mba.compute()) == pytest.approx(100 * float(boundary_accuracy(pred, target, 1).nanmean()), abs=1e-3)
     assert pck.compute()["overall"][0.1] == pytest.approx(expected()["pck"]["0.1"]["mean"], abs=1e-4)

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from small import episode, small
 
 import vat
-from vat.model import flow_from_map
+from small import episode, small
+from vat.network import flow_from_map
 
 
 @pytest.fixture(scope="module")

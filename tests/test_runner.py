@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from small import episode, small
 
 import vat
+from small import episode, small
 from vat.features import Backbone
 from vat.features.folding import fold_batch_norm
 from vat.runner import GraphCache

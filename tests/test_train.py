@@ -36,9 +36,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 def test_a_file_changes_what_its_base_says_and_nothing_else(tmp_path):
-    (tmp_path / "base.yaml").write_text(
-        "training: {steps: 10, lr: 5e-4}\nmodel: {overrides: {window: 2, heads: 1}}"
-    )
+    (tmp_path / "base.yaml").write_text("training: {steps: 10, lr: 5e-4}\nmodel: {overrides: {window: 2, heads: 1}}")
     (tmp_path / "x.yaml").write_text("base: base.yaml\ntraining: {steps: 20}\nmodel: {overrides: {heads: 4}}")
     experiment = load_experiment(tmp_path / "x.yaml", ["training.clip=1", "training.seed=3"])
     assert (experiment.training.steps, experiment.training.lr) == (20, 5e-4)
@@ -86,9 +84,7 @@ BUILT: dict[Any, torch.nn.Module] = {}
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_experiment_builds(path):
     experiment = load_experiment(path, ["model.backbone_weights=null"])
-    family, config = (
-        ("vat", VATConfig()) if experiment.model.name == "vat" else config_of(experiment.model.name)
-    )
+    family, config = ("vat", VATConfig()) if experiment.model.name == "vat" else config_of(experiment.model.name)
     key = family, replace(config, **experiment.model.overrides)
     if key not in BUILT:
         BUILT[key] = build_network(experiment)

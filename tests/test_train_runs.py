@@ -94,9 +94,7 @@ def run_as_rank(rank: int, port: int, out: Path, *changes: str, config: str) -> 
     run(out, *changes, config=config)
 
 
-def in_processes(
-    function: Callable[..., Any], *arguments: tuple[Any, ...], **options: Any
-) -> list[int | None]:
+def in_processes(function: Callable[..., Any], *arguments: tuple[Any, ...], **options: Any) -> list[int | None]:
     """Exit codes of the function with each of the arguments, all at the same time."""
     processes = [PROCESSES.Process(target=function, args=args, kwargs=options) for args in arguments]
     for process in processes:
@@ -205,9 +203,7 @@ def test_a_loss_that_is_not_finite_names_its_episodes(tmp_path, monkeypatch):
 def test_out_of_memory_becomes_advice(tmp_path, monkeypatch):
     original = Segmentation.predict
 
-    def hungry(
-        self: Segmentation, network: Any, batch: dict[str, Any], size: int | None = None
-    ) -> torch.Tensor:
+    def hungry(self: Segmentation, network: Any, batch: dict[str, Any], size: int | None = None) -> torch.Tensor:
         if len(batch["query"]) > 1 and torch.is_grad_enabled():
             raise torch.OutOfMemoryError
         return original(self, network, batch, size)
@@ -219,9 +215,7 @@ def test_out_of_memory_becomes_advice(tmp_path, monkeypatch):
 
 def test_runs_are_tabulated_together(uninterrupted, tmp_path):
     picture = tmp_path / "all.png"
-    result = CliRunner().invoke(
-        app, ["runs", str(uninterrupted), str(uninterrupted), "--json", "--plot", str(picture)]
-    )
+    result = CliRunner().invoke(app, ["runs", str(uninterrupted), str(uninterrupted), "--json", "--plot", str(picture)])
     rows = json.loads(result.output)
     assert [row["run"] for row in rows] == ["uninterrupted"] * 2
     assert rows[0]["episodes"] == 8

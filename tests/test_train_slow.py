@@ -13,9 +13,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "score"), [("synthetic_tiny", "miou"), ("synthetic_pairs_tiny", "pck@0.1")]
-)
+@pytest.mark.parametrize(("config", "score"), [("synthetic_tiny", "miou"), ("synthetic_pairs_tiny", "pck@0.1")])
 def test_unseen_classes_at_least_twice_as_well_as_the_untrained_model(tmp_path, config, score):
     experiment = load_experiment(CONFIGS / f"{config}.yaml", ["validation.split=test"])
     start = time.monotonic()

@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vat.runner import accelerate
     from vat.checkpoint import load, save
     from vat.config import LevelConfig, StageConfig, VATConfig
     from vat.errors import VatError
     from vat.model import VAT, vote
+    from vat.runner import accelerate
     from vat.zoo import create_model, list_models
 
 __version__ = "0.1.0"

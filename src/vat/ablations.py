@@ -24,8 +24,7 @@ COMPONENTS: dict[str, dict[str, Any]] = {
         "gpp": True,
         "residual": False,
         "levels": tuple(
-            replace(level, depth=depth)
-            for level, depth in zip(PUBLISHED_LEVELS, HSNET_MIX_DEPTHS, strict=True)
+            replace(level, depth=depth) for level, depth in zip(PUBLISHED_LEVELS, HSNET_MIX_DEPTHS, strict=True)
         ),
     },
     "VI": _PLAIN | {"gpp": True},

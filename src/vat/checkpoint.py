@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vat.config import from_dict, to_dict
 from vat.errors import VatError
+from vat.network import PairNetwork
 from vat.published import translate
 from vat.registry import family
 from vat.tensorfile import read_pickle, read_safetensors, state_dict_of
@@ -25,7 +26,7 @@ _BACKBONE = "backbone.body."
 
 
 def save(
-    model: nn.Module,
+    model: PairNetwork,
     path: str | Path,
     *,
     include_backbone: bool = True,
@@ -47,7 +48,7 @@ def save(
         "notes": notes or {},
     }
     if not include_backbone:
-        if not model.config.frozen_backbone:  # type: ignore[union-attr]
+        if not model.config.frozen_backbone:
             raise VatError("Only a frozen backbone can be left out of the file; this one was trained.")
         backbone = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_BACKBONE)}
         description["backbone_sha256"] = checksum(backbone)
@@ -57,7 +58,7 @@ def save(
     write_atomically(path, serialise(tensors, metadata={"vat": json.dumps(description)}))
 
 
-def load(path_or_name: str | Path, device: str | torch.device = "cpu") -> nn.Module:
+def load(path_or_name: str | Path, device: str | torch.device = "cpu") -> PairNetwork:
     """A model ready for use (eval mode) from our .safetensors file or one of the authors' published files."""
     path = Path(path_or_name)
     if not path.exists() and str(path_or_name) in list_models():
@@ -107,7 +108,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise VatError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-def _load_own(path: Path) -> nn.Module:
+def _load_own(path: Path) -> PairNetwork:
     tensors, metadata = read_safetensors(path)
     description = _description(tensors, metadata, path)
     if checksum(tensors) != description["sha256"]:
@@ -131,7 +132,7 @@ def _load_own(path: Path) -> nn.Module:
     return model
 
 
-def _load_published(path: Path) -> nn.Module:
+def _load_published(path: Path) -> PairNetwork:
     content = read_pickle(path)
     name, config, tensors = translate(state_dict_of(content, path), path)
     model = family(name).model(config)

@@ -92,6 +92,11 @@ class VATConfig:
     carry_unused: bool = True  # keep the tensors that published files hold and the network never uses
 
     @property
+    def flow_grid(self) -> int:
+        """Cells a side of the output, which is what a correspondence model is trained on."""
+        return self.stages[-1].grid
+
+    @property
     def dim(self) -> int:
         """Token width D of the VTM."""
         return self.levels[-1].channels[-1]

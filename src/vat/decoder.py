@@ -1,6 +1,6 @@
 """Aggregated cost -> output map: the Affinity-aware Transformer Decoder (ATD, paper section 3.5) and its ablation AD.
 
-    m_q = ATD([A', P(F_q)])      A': cost averaged over the support, P(F_q): projected query features
+m_q = ATD([A', P(F_q)])      A': cost averaged over the support, P(F_q): projected query features
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class AffinityDecoder(nn.Module):
             nn.Conv2d(dim, config.head_dim, 3, padding=1), nn.ReLU(), nn.Conv2d(config.head_dim, 2, 3, padding=1)
         )
 
-    def forward(
-        self, cost: Tensor, maps: dict[int, Tensor], record: dict[str, Tensor] | None = None
-    ) -> Tensor:
+    def forward(self, cost: Tensor, maps: dict[int, Tensor], record: dict[str, Tensor] | None = None) -> Tensor:
         embeddings = self._embed(maps)
         x = cost
         for i, (stage, settings) in enumerate(zip(self.stages, self.stage_configs, strict=True)):
@@ -105,9 +103,7 @@ class ConvDecoder(nn.Module):
         self.coarse = nn.Sequential(
             nn.Conv2d(dim, dim, 3, padding=1), nn.ReLU(), nn.Conv2d(dim, half, 3, padding=1), nn.ReLU()
         )
-        self.fine = nn.Sequential(
-            nn.Conv2d(half, half, 3, padding=1), nn.ReLU(), nn.Conv2d(half, 2, 3, padding=1)
-        )
+        self.fine = nn.Sequential(nn.Conv2d(half, half, 3, padding=1), nn.ReLU(), nn.Conv2d(half, 2, 3, padding=1))
 
     def forward(
         self, cost: Tensor, maps: dict[int, Tensor] | None = None, record: dict[str, Tensor] | None = None

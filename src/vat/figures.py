@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend must be chosen first)
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 TINT = np.array([0.95, 0.20, 0.35])
 
@@ -31,7 +31,7 @@ def tinted(image: Tensor | np.ndarray, mask: Tensor | np.ndarray, strength: floa
 
 
 def match_heat(cost: Tensor) -> np.ndarray:
-    """A cost volume [1, L, Hq, Wq, Hs, Ws] as a map [Hq, Wq]: each query position's best match, averaged over the layers."""
+    """A cost volume [1, L, Hq, Wq, Hs, Ws] as a map [Hq, Wq]: each position's best match, averaged over layers."""
     return cost[0].flatten(-2).amax(-1).mean(0).float().cpu().numpy()
 
 

@@ -1,7 +1,7 @@
 """Giving freed memory back to the operating system.
 
-The C library keeps freed blocks of some megabytes for later, which is right for speed but doubles the resident size of a
-process that works in phases, as an episode on a CPU does: the backbone's maps are never needed again.
+The C library keeps freed blocks of some megabytes for later, which is right for speed but doubles the resident size
+of a process that works in phases, as an episode on a CPU does: the backbone's maps are never needed again.
 """
 
 from __future__ import annotations

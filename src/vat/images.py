@@ -34,9 +34,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
 _open_lock = threading.Lock()
 
 
-def read_image(
-    source: ImageLike, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS
-) -> Image.Image:
+def read_image(source: ImageLike, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An upright RGB image.
 
     Arrays are H,W or H,W,C; tensors are C,H,W or H,W; floats lie in [0, 1], `uint16` in [0, 65535].
@@ -126,9 +124,7 @@ def _open(source: ImageLike, name: str, max_pixels: int) -> Image.Image:
             finally:
                 Image.MAX_IMAGE_PIXELS = limit
     else:
-        raise VatError(
-            f"An image is a path, bytes, a PIL image, an array or a tensor, not {type(source).__name__}."
-        )
+        raise VatError(f"An image is a path, bytes, a PIL image, an array or a tensor, not {type(source).__name__}.")
     if image.width * image.height > max_pixels:
         megapixels = image.width * image.height / 1e6
         raise VatError(f"{name} has {megapixels:.0f} megapixels; the limit is {max_pixels / 1e6:.0f}.")
@@ -147,9 +143,7 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (2, 3, 4)):
-        raise VatError(
-            f"{name} has shape {array.shape}; an image has 1 to 4 channels (H,W,C arrays, C,H,W tensors)."
-        )
+        raise VatError(f"{name} has shape {array.shape}; an image has 1 to 4 channels (H,W,C arrays, C,H,W tensors).")
     if array.dtype == np.uint16:
         array = _to_8_bit(array)
     elif np.issubdtype(array.dtype, np.floating):
@@ -223,7 +217,5 @@ def _deep_labels(values: np.ndarray, name: str) -> np.ndarray:
     if values.min() >= 0 and values.max() <= 255 and (values == np.round(values)).all():
         return values.astype(np.uint8)
     if len(np.unique(values[values != 0])) > 1:
-        raise VatError(
-            f"{name} has values from {values.min()} to {values.max()}; class ids must lie in 0..255."
-        )
+        raise VatError(f"{name} has values from {values.min()} to {values.max()}; class ids must lie in 0..255.")
     return (values != 0).astype(np.uint8)

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map
 from vat.config import Backend
 from vat.errors import VatError
 from vat.features import Backbone
-from vat.model import flow_from_map
 from vat.resize import resize
 
 
@@ -28,6 +27,7 @@ class PairNetwork(nn.Module):
     What `encode_support` returns must have `shots`, the number of supports of each query.
     """
 
+    family: str  # its name in the registry
     config: Any
     backbone: Backbone
 
@@ -63,9 +63,15 @@ class PairNetwork(nn.Module):
         """
         self._check(query, support, mask)
         query_features, support_features = self._features_of_both(query, support)
-        encoded = self.encode_support(support, mask, support_features)
-        output = self.decode(self.encode_query(query, query_features), encoded)
-        return self.finish(output, query.shape[-2:], encoded.shots if support.ndim == 5 else None)
+        examples = self.encode_support(support, mask, support_features)
+        shots = examples.shots if support.ndim == 5 else None
+        both = (self.encode_query(query, query_features), examples)
+        del examples, query_features, support_features  # the maps are needed no more, and they are large
+        return self.finish(self.decode_once(*both), query.shape[-2:], shots)
+
+    def decode_once(self, query: Any, support: Any) -> Tensor:
+        """`decode` of images that nobody needs afterwards; a model may empty them on the way."""
+        return self.decode(query, support)
 
     def finish(self, output: Tensor, size: Any, shots: int | None = None) -> Tensor:
         """The output of `decode` as logits at `size`, or as a flow."""
@@ -115,6 +121,13 @@ class PairNetwork(nn.Module):
             )
         if mask is not None and mask.shape != support.shape[:-3] + support.shape[-2:]:
             raise VatError(
-                f"The mask {list(mask.shape)} does not fit the support {list(support.shape)}: "
-                "same size, no channel."
+                f"The mask {list(mask.shape)} does not fit the support {list(support.shape)}: same size, no channel."
             )
+
+
+def flow_from_map(output: Tensor) -> Tensor:
+    """A map [B, 2, h, w] of positions normalised to [-1, 1] (x, y) -> flow in grid cells, target to source."""
+    _, _, height, width = output.shape
+    x = torch.arange(width, device=output.device, dtype=output.dtype)
+    y = torch.arange(height, device=output.device, dtype=output.dtype)[:, None]
+    return torch.stack([(output[:, 0] + 1) * ((width - 1) / 2) - x, (output[:, 1] + 1) * ((height - 1) / 2) - y], dim=1)

@@ -88,9 +88,7 @@ class PrototypeNetwork(PairNetwork):
         }
         return Prototypes(means)
 
-    def decode(
-        self, query: FeatureMaps, support: Prototypes, record: dict[str, Tensor] | None = None
-    ) -> Tensor:
+    def decode(self, query: FeatureMaps, support: Prototypes, record: dict[str, Tensor] | None = None) -> Tensor:
         """Scaled cosines [B, 2, h, w] on the grid of the finest level, averaged over maps, then over levels.
 
         K supports act through the mean of their K prototypes. `record` gets the cosines of every level.

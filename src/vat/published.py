@@ -63,7 +63,8 @@ def resnet_name(tensors: Tensors, prefix: str, path: Path) -> str:
     """Which ResNet lies under a prefix, by the number of its blocks."""
     blocks = tuple(count(tensors, rf"{re.escape(prefix)}layer{i}\.(\d+)\.conv3\.weight") for i in (1, 2, 3, 4))
     if blocks not in RESNETS:
-        raise VatError(f"{path} has a backbone of {blocks} bottlenecks, which is none of {', '.join(RESNETS.values())}.")
+        known = ", ".join(RESNETS.values())
+        raise VatError(f"{path} has a backbone of {blocks} bottlenecks, which is none of {known}.")
     return RESNETS[blocks]
 
 
@@ -118,7 +119,7 @@ def read_vat(tensors: Tensors, path: Path) -> Translation:
         position_embedding=correspondence,
         stages=stages,
         decoder_window=_window(decoder_table, 2, path),
-        decoder_depth=count(tensors, rf"{_OURS}swin_decoder\.0\.0\.transformer\.layers\.0\.blocks\.(\d+)\.norm1\.weight"),
+        decoder_depth=count(tensors, rf"{_OURS}swin_decoder\.0\.0\..*\.blocks\.(\d+)\.norm1\.weight"),
         decoder_heads=decoder_table.shape[1],
         head_dim=get(tensors, f"{_OURS}decoder.0.weight", path).shape[0],
     )
@@ -180,9 +181,9 @@ def _image_size(correspondence: bool, stages: tuple[StageConfig, ...], path: Pat
 
 
 _RENAMES = [
-    (r"encoders\.(\d+)\.conv4d\.(\d+)\.0\.query_conv\.(weight|bias)", r"encoder.levels.\1.embed.units.\2.query_conv.\3"),
-    (r"encoders\.(\d+)\.conv4d\.(\d+)\.0\.supp_conv\.(weight|bias)", r"encoder.levels.\1.embed.units.\2.support_conv.\3"),
-    (r"encoders\.(\d+)\.conv4d\.(\d+)\.1\.(weight|bias)", r"encoder.levels.\1.embed.units.\2.norm.\3"),
+    (r"encoders\.(\d+)\.conv4d\.(\d+)\.0\.query_conv\.(\w+)", r"encoder.levels.\1.embed.units.\2.query_conv.\3"),
+    (r"encoders\.(\d+)\.conv4d\.(\d+)\.0\.supp_conv\.(\w+)", r"encoder.levels.\1.embed.units.\2.support_conv.\3"),
+    (r"encoders\.(\d+)\.conv4d\.(\d+)\.1\.(\w+)", r"encoder.levels.\1.embed.units.\2.norm.\3"),
     (r"transformer\.(\d+)\.transformer\.query_pos_embed", r"encoder.levels.\1.position.query"),
     (r"transformer\.(\d+)\.transformer\.supp_pos_embed", r"encoder.levels.\1.position.support"),
     (r"transformer\.(\d+)\.transformer\.norm\.(weight|bias)", r"unused.norm\1_\2"),

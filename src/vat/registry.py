@@ -17,7 +17,7 @@ _M = TypeVar("_M", bound=type[nn.Module])
 class Family:
     """`model(config, backbone_weights=...)` builds a model; `config` is its dataclass."""
 
-    model: Callable[..., nn.Module]
+    model: Callable[..., Any]
     config: type[Any]
 
 

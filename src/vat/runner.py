@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vat.features import Backbone
-from vat.model import Encoded
+from vat.network import PairNetwork
 
 MAX_GRAPHS = 8
 
@@ -41,11 +41,11 @@ class Accelerated:
         return self._run("episode", lambda *t: self.model(*t).float(), inputs)
 
     @torch.inference_mode()
-    def encode_support(self, support: Tensor, mask: Tensor | None = None) -> Encoded:
+    def encode_support(self, support: Tensor, mask: Tensor | None = None) -> Any:
         return self.model.encode_support(support.to(self.dtype), None if mask is None else mask.to(self.dtype))
 
     @torch.inference_mode()
-    def query(self, image: Tensor, encoded: Encoded) -> Tensor:
+    def query(self, image: Tensor, encoded: Any) -> Tensor:
         """The output for one batch of queries against encoded supports."""
 
         def run(x: Tensor) -> Tensor:
@@ -105,14 +105,47 @@ class GraphCache:
         return graph, slots, output
 
 
-def accelerate(model: nn.Module, *, dtype: torch.dtype = torch.float32, graphs: bool = False) -> Accelerated:
+class GraphedTraining:
+    """Forward and backward of a network as two CUDA graphs, recorded at the first call, for inputs of that shape.
+
+    The step of a small batch is bound by launching its kernels, not by running them. Inputs of other shapes (the last
+    batch, another scale) run plainly. Outputs are float32; the pass runs under autocast to `dtype`.
+    """
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        self._pass = _AutocastPass(network, dtype)
+        self._graphed: Any = None
+        self._shapes: tuple[torch.Size, ...] = ()
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        shapes = tuple(t.shape for t in inputs)
+        if self._graphed is None:
+            examples = tuple(t.clone() for t in inputs)
+            recorded = _AutocastPass(self._pass.network, self._pass.dtype).train()
+            self._graphed = torch.cuda.make_graphed_callables(recorded, examples, allow_unused_input=True)
+            self._shapes = shapes
+        return self._graphed(*inputs) if shapes == self._shapes else self._pass(*inputs)
+
+
+class _AutocastPass(nn.Module):
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network, self.dtype = network, dtype
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        # The cache of cast weights lives longer than a recording may.
+        with torch.autocast("cuda", self.dtype, enabled=self.dtype != torch.float32, cache_enabled=False):
+            return self.network(*inputs).float()
+
+
+def accelerate(model: PairNetwork, *, dtype: torch.dtype = torch.float32, graphs: bool = False) -> Accelerated:
     """A fast runner of `model`, which itself is not changed.
 
     The runner has a backbone of its own with BatchNorm folded into the convolutions; with `dtype=torch.bfloat16` all
     weights are copied and cast, while sums, norms and softmax stay float32 inside the kernels. `graphs=True` replays
     CUDA graphs (for small batches).
     """
-    twin = copy.copy(model.eval())
+    twin: Any = copy.copy(model.eval())
     twin._modules = dict(model._modules)
     if isinstance(getattr(model, "backbone", None), Backbone):
         twin.backbone = model.backbone.folded()

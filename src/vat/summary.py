@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vat.network import PairNetwork
+
 
 @dataclass
 class Row:
@@ -40,9 +42,9 @@ class Summary:
         return asdict(self)
 
 
-def summarize(model: nn.Module, image_size: int | None = None) -> Summary:
+def summarize(model: PairNetwork, image_size: int | None = None) -> Summary:
     """Count parameters and multiply-adds of every part of `model` for one episode at `image_size`."""
-    size = image_size or model.config.image_size  # type: ignore[union-attr]
+    size = image_size or model.config.image_size
     ghost = copy.deepcopy(model).eval()
     if hasattr(ghost, "set_backend"):
         ghost.set_backend("reference")

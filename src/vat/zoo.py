@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from torch import nn
 
 import vat.model  # noqa: F401  registers the family "vat"; the imports below register theirs
 from vat.baselines import CATsConfig, HSNetConfig
 from vat.baselines.cats import PFPASCAL_HYPERPIXELS, SPAIR_HYPERPIXELS
 from vat.config import CORRESPONDENCE_STAGES, SEGMENTATION_STAGES, StageConfig, VATConfig, replace
 from vat.errors import VatError
+from vat.network import PairNetwork
 from vat.prototype import PrototypeConfig
 from vat.registry import FAMILIES, family
 
@@ -75,10 +75,7 @@ LISTED_BACKBONES = {
 def list_models(pattern: str = "*") -> list[str]:
     """Names that `create_model` knows, for the papers' backbones; any timm backbone may take their place."""
     names = [
-        f"{fam}_{backbone}.{tag}"
-        for fam, tags in TAGS.items()
-        for backbone in LISTED_BACKBONES[fam]
-        for tag in tags
+        f"{fam}_{backbone}.{tag}" for fam, tags in TAGS.items() for backbone in LISTED_BACKBONES[fam] for tag in tags
     ]
     return fnmatch.filter(names, pattern)
 
@@ -92,15 +89,11 @@ def config_of(name: str) -> tuple[str, Any]:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise VatError(f"There is no model {name!r}; `vat models` lists them.{hint}")
     if not timm.is_model(backbone):
-        raise VatError(
-            f"The model name {name!r} asks for the backbone {backbone!r}, which timm does not have."
-        )
+        raise VatError(f"The model name {name!r} asks for the backbone {backbone!r}, which timm does not have.")
     return family_name, replace(TAGS[family_name][tag], backbone=backbone)
 
 
-def create_model(
-    name: str, *, backbone_weights: str | Path | bool | None = None, **overrides: Any
-) -> nn.Module:
+def create_model(name: str, *, backbone_weights: str | Path | bool | None = None, **overrides: Any) -> PairNetwork:
     """A new model with random learnable weights, in training mode.
 
     `name` is a model name or a family ("vat", whose defaults are the published FSS-1000 network); `overrides`

@@ -27,9 +27,7 @@ class SequenceBlocks(nn.Module):
         super().__init__()
         if spec.dim % spec.heads:
             raise VatError(f"{spec.heads} heads do not divide the {spec.dim} channels of the tokens.")
-        self.blocks = nn.Sequential(
-            *(TokenBlock(spec.dim, make_mixer(), spec.mlp_ratio) for _ in range(spec.depth))
-        )
+        self.blocks = nn.Sequential(*(TokenBlock(spec.dim, make_mixer(), spec.mlp_ratio) for _ in range(spec.depth)))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.blocks(tokens.flatten(1, 4)).view(tokens.shape)

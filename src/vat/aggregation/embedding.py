@@ -1,7 +1,7 @@
-"""Cost volumes -> tokens: the Volumetric Convolution Module (VCM) and, for the ablation, the Volumetric Embedding Module.
+"""Cost volumes -> tokens: the Volumetric Convolution Module (VCM) and, for the ablation, the embedding module (VEM).
 
-A volume is `[B, C, Hq, Wq, Hs, Ws]` in the paper's order while it is a cost and `[B, Hq, Wq, Hs, Ws, C]`, channels last,
-as soon as it has learned channels: that is what attention and linear layers read densely.
+A volume is `[B, C, Hq, Wq, Hs, Ws]` in the paper's order while it is a cost and `[B, Hq, Wq, Hs, Ws, C]`, channels
+last, as soon as it has learned channels: that is what attention and linear layers read densely.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Conv4d(nn.Module):
         return F.relu(self.norm(over_query + over_support))
 
     def convolve(self, for_query: Tensor, for_support: Tensor) -> Tensor:
-        """The two convolutions on already pooled channels-last volumes -> [B, Hq', Wq', Hs', Ws', C'], not yet normalised."""
+        """Both convolutions on pooled channels-last volumes -> [B, Hq', Wq', Hs', Ws', C'], not yet normalised."""
         query, support = self.query_conv, self.support_conv
-        assert query.bias is not None and support.bias is not None
+        assert query.bias is not None
+        assert support.bias is not None
         return center_pivot_conv(
             for_query,
             for_support,
@@ -70,23 +71,27 @@ class VCM(nn.Module):
         """Cost volume, then unit after unit, by the definition."""
         volume = cost_volume(query, support)
         for unit in self.units:
+            assert isinstance(unit, Conv4d)
             volume = unit.reference(volume)
         return volume.permute(0, 2, 3, 4, 5, 1)
 
     def fused(self, query: Tensor, support: Tensor) -> Tensor:
         """The same without ever storing the cost volume, in channels-last layout throughout."""
-        first: Conv4d = self.units[0]  # type: ignore[assignment]
-        support_pooled, query_pooled = pooled_correlation(query, support, first.query_stride, first.support_stride)
-        for_query, for_support = (v.permute(0, 2, 3, 4, 5, 1) for v in (support_pooled, query_pooled))
-        for unit, following in zip(self.units, [*self.units[1:], None], strict=True):
-            volume = unit.convolve(for_query, for_support)  # type: ignore[operator]
-            for_query = for_support = support_pooled = query_pooled = None  # a quarter of the peak memory on a CPU
-            for_query, for_support = _normalise(unit, volume, following)  # type: ignore[arg-type]
-        return for_support
+        units = [unit for unit in self.units if isinstance(unit, Conv4d)]
+        first = units[0]
+        inputs = [
+            pooled.permute(0, 2, 3, 4, 5, 1)
+            for pooled in pooled_correlation(query, support, first.query_stride, first.support_stride)
+        ]
+        for unit, following in zip(units, [*units[1:], None], strict=True):
+            volume = unit.convolve(*inputs)
+            inputs.clear()  # a quarter of the peak memory on a CPU
+            inputs += _normalise(unit, volume, following)
+        return inputs[1]
 
 
 def _normalise(unit: Conv4d, volume: Tensor, following: Conv4d | None) -> tuple[Tensor, Tensor]:
-    """GroupNorm and ReLU, with the pooling that the following unit asks for: its query conv's and support conv's inputs."""
+    """GroupNorm, ReLU and the pooling that the following unit asks for: inputs of its query and support convs."""
     norm = unit.norm
     if following is None or following.support_stride == 1:
         full = group_norm_relu(volume, norm.weight, norm.bias, norm.num_groups, norm.eps, overwrite=True)

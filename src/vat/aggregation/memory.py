@@ -52,9 +52,7 @@ def _softmax(spec: AggregatorSpec, fast: bool, keys: int) -> BlockMemory:
 def _mixer(spec: AggregatorSpec, fast: bool) -> BlockMemory:
     base, hidden = _sequence(spec, fast), int(spec.tokens * spec.mlp_ratio)
     activations = 2 * hidden * spec.dim
-    return BlockMemory(
-        base.weights + 2 * spec.tokens * hidden, base.peak + activations, base.kept + activations
-    )
+    return BlockMemory(base.weights + 2 * spec.tokens * hidden, base.peak + activations, base.kept + activations)
 
 
 def _sequence(spec: AggregatorSpec, fast: bool) -> BlockMemory:

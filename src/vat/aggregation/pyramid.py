@@ -1,6 +1,6 @@
 """The pyramidal transformer encoder with Guided Pyramidal Processing (GPP).
 
-    A^p = VTM(M^p + up(A^{p+1})),  M^p = VCM(C^p),   each VTM wrapped in a residual
+A^p = VTM(M^p + up(A^{p+1})),  M^p = VCM(C^p),   each VTM wrapped in a residual
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PyramidEncoder(nn.Module):
     def forward(
         self, query: dict[int, Tensor], support: dict[int, Tensor], record: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """`query`, `support`: level -> [B, L, grid, grid, C], emptied on the way; `record` collects every stage by name."""
+        """`query`, `support`: level -> [B, L, grid, grid, C], emptied on the way; `record` collects stages by name."""
         self.require_memory(query[self.numbers[0]], self.fast)
         outputs: list[Tensor] = []
         for number, module in zip(self.numbers, self.levels, strict=True):

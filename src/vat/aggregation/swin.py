@@ -1,8 +1,9 @@
-"""Swin blocks on tokens with up to four axes `[B, H1, H2, H3, H4, C]`: four for the VTM, (H, W, 1, 1) for the decoder."""
+"""Swin blocks on tokens `[B, H1, H2, H3, H4, C]`: four axes for the VTM, (H, W, 1, 1) for the decoder."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,7 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
         # An axis with a single window has nothing to shift against.
-        shift = tuple(s if n > w else 0 for s, n, w in zip(self.shift, x.shape[1:5], self.window, strict=True))
+        shift: Any = tuple(s if n > w else 0 for s, n, w in zip(self.shift, x.shape[1:5], self.window, strict=True))
         attend = window_attention if self.fast else window_attention_reference
         return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, shift))
 

@@ -26,9 +26,7 @@ class AggregatorSpec:
 
     @classmethod
     def of(cls, level: LevelConfig, config: VATConfig) -> AggregatorSpec:
-        return cls(
-            level.channels[-1], config.heads, config.window, level.depth, config.mlp_ratio, *level.out_grid()
-        )
+        return cls(level.channels[-1], config.heads, config.window, level.depth, config.mlp_ratio, *level.out_grid())
 
     @property
     def tokens(self) -> int:

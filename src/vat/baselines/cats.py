@@ -47,6 +47,10 @@ class CATsConfig:
     mlp_ratio: float = 4.0
     temperature: float = 0.02  # of the soft-argmax
 
+    @property
+    def flow_grid(self) -> int:
+        return self.grid
+
 
 @dataclass
 class Hyperpixels:
@@ -127,9 +131,7 @@ class CATs(PairNetwork):
                 f"hyperpixels is {list(config.hyperpixels)}; it must name maps of {config.backbone!r}, "
                 f"0 to {len(channels) - 1}."
             )
-        self.projections = nn.ModuleList(
-            nn.Linear(channels[i], config.projection) for i in config.hyperpixels
-        )
+        self.projections = nn.ModuleList(nn.Linear(channels[i], config.projection) for i in config.hyperpixels)
         self.transformer = CorrelationTransformer(config)
         dim = config.grid**2 + config.projection
         self.unused = Unused({"norm_weight": (dim,), "norm_bias": (dim,)})
@@ -159,9 +161,7 @@ class CATs(PairNetwork):
         tokens = [project(m) for project, m in zip(self.projections, maps, strict=True)]
         return Hyperpixels(units, torch.stack(tokens, 1), shots)
 
-    def decode(
-        self, query: Hyperpixels, support: Hyperpixels, record: dict[str, Tensor] | None = None
-    ) -> Tensor:
+    def decode(self, query: Hyperpixels, support: Hyperpixels, record: dict[str, Tensor] | None = None) -> Tensor:
         """Encoded target and source -> the source position of every target position, in [-1, 1]."""
         query = query.expand(support.shots)
         cost = mutual_filter(_correlation(query.units, support.units))

@@ -65,9 +65,7 @@ class SqueezeMixEncoder(nn.Module):
         self.numbers = [squeeze.level for squeeze in config.squeezes]
         self.squeezes = nn.ModuleList(_squeeze(layers[s.level], s, config) for s in config.squeezes)
         dim = config.channels[-1]
-        self.mixes = nn.ModuleList(
-            center_pivot_units(dim, config.mix_depth, config.groups) for _ in self.numbers[1:]
-        )
+        self.mixes = nn.ModuleList(center_pivot_units(dim, config.mix_depth, config.groups) for _ in self.numbers[1:])
 
     def forward(
         self, query: dict[int, Tensor], support: dict[int, Tensor], record: dict[str, Tensor] | None = None

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vat.runner import accelerate
 from vat.bench.device import DTYPES, median_seconds, synchronize
+from vat.config import Backend
 from vat.errors import VatError
+from vat.network import PairNetwork
+from vat.runner import GraphedTraining, accelerate
 from vat.zoo import create_model
 
 Mode = Literal["inference", "training", "cached"]
@@ -33,7 +37,7 @@ class Case:
     batch: int = 1
     shots: int = 1
     size: int | None = None
-    backend: str = "fast"
+    backend: Backend = "fast"
     graphs: bool = False
     repeats: int = 10
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +62,7 @@ class Result:
     error: str | None = None
 
 
-def run_case(case: Case, network: nn.Module | None = None) -> Result:
+def run_case(case: Case, network: PairNetwork | None = None) -> Result:
     """Build the model, run it, and measure; running out of memory is a result, not a crash."""
     device = torch.device(case.device)
     try:
@@ -68,13 +72,13 @@ def run_case(case: Case, network: nn.Module | None = None) -> Result:
         return Result(case, error="out of memory")
 
 
-def build(case: Case) -> nn.Module:
+def build(case: Case) -> PairNetwork:
     torch.manual_seed(0)
     model = create_model(case.model, **case.overrides)
     return model.to(case.device)
 
 
-def _measure(case: Case, device: torch.device, network: nn.Module | None) -> Result:
+def _measure(case: Case, device: torch.device, network: PairNetwork | None) -> Result:
     model = network if network is not None else build(case)
     if hasattr(model, "set_backend"):
         model.set_backend(case.backend)
@@ -102,12 +106,14 @@ def _measure(case: Case, device: torch.device, network: nn.Module | None) -> Res
     )
 
 
-def make_step(case: Case, model: nn.Module, device: torch.device) -> Any:
+def make_step(case: Case, model: PairNetwork, device: torch.device) -> Any:
     """A function of no arguments that runs the case once."""
     inputs = make_inputs(case, model, device)
     context = _autocast(case, device)
     if case.mode == "training":
-        return _training_step(model, inputs, context)
+        if case.graphs:  # which have autocast inside
+            return _training_step(model, GraphedTraining(model, DTYPES[case.precision]), inputs, nullcontext())
+        return _training_step(model, model, inputs, context)
     model.eval()
     runner = accelerate(model, graphs=case.graphs, dtype=DTYPES[case.precision])
 
@@ -117,15 +123,15 @@ def make_step(case: Case, model: nn.Module, device: torch.device) -> Any:
     return lambda: runner(*inputs)
 
 
-def _training_step(model: nn.Module, inputs: tuple[Tensor, ...], context: Any) -> Any:
+def _training_step(model: PairNetwork, forward: Any, inputs: tuple[Tensor, ...], context: Any) -> Any:
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    correspondence = model.config.task == "correspondence"  # type: ignore[union-attr]
+    correspondence = model.config.task == "correspondence"
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with context:
-            output = model(*inputs)
+            output = forward(*inputs)
             if correspondence:
                 loss = output.square().sum(1).add(1e-6).sqrt().mean()
             else:
@@ -138,14 +144,14 @@ def _training_step(model: nn.Module, inputs: tuple[Tensor, ...], context: Any) -
     return step
 
 
-def make_inputs(case: Case, model: nn.Module, device: torch.device) -> tuple[Tensor, ...]:
+def make_inputs(case: Case, model: PairNetwork, device: torch.device) -> tuple[Tensor, ...]:
     """Random normalised images and a disc as the mask."""
-    size = case.size or model.config.image_size  # type: ignore[union-attr]
+    size = case.size or model.config.image_size
     generator = torch.Generator().manual_seed(1)
     query = torch.randn(case.batch, 3, size, size, generator=generator)
     shots = (case.batch,) if case.shots == 1 else (case.batch, case.shots)
     support = torch.randn(*shots, 3, size, size, generator=generator)
-    if model.config.task == "correspondence":  # type: ignore[union-attr]
+    if model.config.task == "correspondence":
         return query.to(device), support.to(device)
     y, x = torch.meshgrid(*(torch.linspace(-1, 1, size),) * 2, indexing="ij")
     disc = (x**2 + y**2 < 0.3).float().expand(*shots, size, size)
@@ -161,14 +167,21 @@ def _autocast(case: Case, device: torch.device) -> Any:
 
 
 def count_flop(case: Case) -> int:
-    """Floating-point operations of one call, counted on the reference path with tensors that hold no data."""
+    """Floating-point operations of one call. They grow with the batch, so one episode is counted and kept."""
+    return case.batch * _episode_flop(case.model, case.mode, case.shots, case.size, json.dumps(case.overrides))
+
+
+@lru_cache(maxsize=256)
+def _episode_flop(name: str, mode: Mode, shots: int, size: int | None, overrides: str) -> int:
+    """Counted on the reference path, with tensors that hold no data."""
+    case = Case(name, mode=mode, shots=shots, size=size, overrides=json.loads(overrides))
     ghost = create_model(case.model, **case.overrides)
     if hasattr(ghost, "set_backend"):
         ghost.set_backend("reference")
     counter = FlopCounterMode(display=False)
     with FakeTensorMode(allow_non_fake_inputs=True):
         inputs = make_inputs(case, ghost, torch.device("cpu"))
-        if case.mode == "training":
+        if mode == "training":
             ghost.train()
             with counter:
                 ghost(*inputs).sum().backward()
@@ -177,7 +190,7 @@ def count_flop(case: Case) -> int:
         with torch.no_grad():
             encoded = ghost.encode_support(*inputs[1:])
             with counter:
-                if case.mode == "cached":
+                if mode == "cached":
                     ghost.decode(ghost.encode_query(inputs[0]), encoded)
                 else:
                     ghost(*inputs)

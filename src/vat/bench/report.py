@@ -80,7 +80,8 @@ def markdown(results: list[Result], limits: DeviceLimits) -> str:
         else:
             lines.append(
                 f"| {r.case.label()} | {r.case.backend} | {1000 * r.seconds_per_episode:.2f} | "
-                f"{r.peak_bytes / 2**30:.2f} GiB | {r.flop / r.seconds / 1e12:.2f} | {r.traffic_bytes / r.seconds / 1e9:.0f} |"
+                f"{r.peak_bytes / 2**30:.2f} GiB | {r.flop / r.seconds / 1e12:.2f} | "
+                f"{r.traffic_bytes / r.seconds / 1e9:.0f} |"
             )
     return "\n".join(lines) + "\n"
 

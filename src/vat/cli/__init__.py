@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
 
 from vat.cli import bench, data, demo, evaluate, models, runs, train
@@ -40,17 +39,11 @@ app.add_typer(data.app, name="data")
 
 def main() -> None:
     """Entry point of the installed command."""
+    # Before torch is imported: large tensors on huge pages cost a fraction of the page faults (a 134 MB copy takes
+    # 19 ms instead of 85 on a server CPU). Child processes inherit it.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
-        code = app(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("vat: interrupted", file=sys.stderr)
-        sys.exit(130)
+        app()  # which itself answers wrong use with one sentence and exit code 2
     except VatError as error:
         if os.environ.get("VAT_DEBUG"):
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -36,7 +36,7 @@ def bench(
     shots: Annotated[str, typer.Option(help="Numbers of supports, comma-separated.")] = "1",
     size: Annotated[int | None, typer.Option(help="Side of the square input; default: the model's own.")] = None,
     backends: Annotated[str, typer.Option(help="reference, fast, comma-separated.")] = "reference,fast",
-    graphs: Annotated[bool, typer.Option(help="Replay CUDA graphs for inference on a GPU.")] = True,
+    graphs: Annotated[bool, typer.Option(help="Replay CUDA graphs on a GPU (fast backend).")] = True,
     growth: Annotated[bool, typer.Option(help="Also: how cost grows with size, grid and supports.")] = False,
     repeats: Annotated[int | None, typer.Option(help="Timed calls per case; default: 5 on a CPU, 20 on a GPU.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and growth.png.")] = Path("out/bench"),
@@ -59,7 +59,18 @@ def bench(
     config_of(model)
     count = repeats or (20 if where.type == "cuda" else 5)
     cases = [
-        Case(model, str(where), mode, number, int(b), int(k), size, backend, graphs and _graphable(where, mode, backend), count)  # type: ignore[arg-type]
+        Case(
+            model,
+            str(where),
+            cast(Any, mode),
+            number,
+            int(b),
+            int(k),
+            size,
+            cast(Any, backend),
+            graphs=graphs and where.type == "cuda" and backend == "fast",
+            repeats=count,
+        )
         for mode in modes.split(",")
         for number in precision.split(",")
         for b in batch.split(",")
@@ -79,10 +90,6 @@ def bench(
         console.print(f"Written to {out}.")
 
 
-def _graphable(device: torch.device, mode: str, backend: str) -> bool:
-    return device.type == "cuda" and mode != "training" and backend == "fast"
-
-
 def _measurer(device: torch.device) -> Callable[[Case], Result]:
     import torch
 
@@ -99,7 +106,9 @@ def _grow(case: Case, measure: Callable[[Case], Result], console: Console) -> Gr
     base = replace(case, mode="inference", batch=1, shots=1)
     steps: dict[str, list[tuple[float, Case]]] = {
         "image size (px)": [(s, replace(base, size=s)) for s in (256, 384, 512, 768)],
-        "feature grid (conv3_x)": [(g, replace(base, overrides=grid_override(base.model, g))) for g in (32, 64, 96, 128)],
+        "feature grid (conv3_x)": [
+            (g, replace(base, overrides=grid_override(base.model, g))) for g in (32, 64, 96, 128)
+        ],
         "supports": [(k, replace(base, shots=k)) for k in (1, 2, 5, 10)],
     }
     grown: Growth = {}
@@ -109,7 +118,7 @@ def _grow(case: Case, measure: Callable[[Case], Result], console: Console) -> Gr
 
 
 def grid_override(model: str, grid: int) -> dict[str, Any]:
-    """The finest level at another grid; its tokens keep their number, so the first unit's stride takes up the difference."""
+    """The finest level at another grid, with the same number of tokens: its first unit's stride grows along."""
     from vat.config import to_dict
     from vat.zoo import config_of
 

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 NAMES = "pascal, coco, fss, mini-fss, folder, spair, pfpascal, pfwillow, caltech, synthetic, synthetic-pairs"
 
-app = typer.Typer(
-    help="Check, show and time data sets.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+app = typer.Typer(help="Check, show and time data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 Name = Annotated[str, typer.Argument(help=f"One of {NAMES}.")]
 Root = Annotated[Path | None, typer.Argument(help="Folder with the data set; not needed for synthetic data.")]
@@ -70,9 +68,7 @@ def _print_report(report: data.CheckReport) -> None:
         for line in lines[:SHOWN]:
             console.print(f"  [{colour}]{title:8}[/{colour}] {escape(line)}")
         if len(lines) > SHOWN:
-            console.print(
-                f"  [{colour}]{title:8}[/{colour}] ... and {len(lines) - SHOWN} more (all with --json)"
-            )
+            console.print(f"  [{colour}]{title:8}[/{colour}] ... and {len(lines) - SHOWN} more (all with --json)")
     if report.missing:
         console.print(f"Missing data comes from {escape(report.home)}.")
     console.print("[green]ready[/green]" if report.ok else "[red]not ready[/red]")
@@ -107,9 +103,7 @@ def show(
         augment=augment,
     )
     samples = [dataset[i] for i in range(episodes)]
-    sheet = (
-        episode_sheet(samples, dataset.classes) if data.task_of(name) == "episodes" else pair_sheet(samples)
-    )
+    sheet = episode_sheet(samples, dataset.classes) if data.task_of(name) == "episodes" else pair_sheet(samples)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(out)
@@ -125,9 +119,7 @@ def bench(
     split: Split = "train",
     fold: Fold = 0,
     shots: Shots = 1,
-    image_size: Annotated[
-        int | None, typer.Option(help="Side of the images; default the data set's own.")
-    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images; default the data set's own.")] = None,
     splits: Splits = None,
     seconds: Annotated[float, typer.Option(help="Time for each line.", min=0.1)] = 3.0,
 ) -> None:

@@ -36,25 +36,15 @@ def evaluate(
     root: Annotated[Path | None, typer.Option(help="Its folder; synthetic data needs none.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test; all for class folders.")] = "test",
     fold: Annotated[int, typer.Option(help="Fold of PASCAL-5i or COCO-20i.")] = 0,
-    shots: Annotated[
-        str, typer.Option(help="Numbers of support images, comma-separated; all in one pass.")
-    ] = "1",
+    shots: Annotated[str, typer.Option(help="Numbers of support images, comma-separated; all in one pass.")] = "1",
     splits: Annotated[Path | None, typer.Option(help="Folder with published split lists.")] = None,
-    backbone_weights: Annotated[
-        Path | None, typer.Option(help="File with the backbone of a model name.")
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Side of the images; default: the model's own.")
-    ] = None,
+    backbone_weights: Annotated[Path | None, typer.Option(help="File with the backbone of a model name.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images; default: the model's own.")] = None,
     episodes: Annotated[int | None, typer.Option(help="How many; default: the benchmark's number.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the episodes (and of untrained weights).")] = 0,
     voting: Annotated[str, typer.Option(help="How K masks become one: paper or published.")] = "paper",
-    flip: Annotated[
-        bool, typer.Option("--flip", help="Add the mirrored images to every prediction.")
-    ] = False,
-    original_size: Annotated[
-        bool, typer.Option("--original-size", help="Score at the mask's own size.")
-    ] = False,
+    flip: Annotated[bool, typer.Option("--flip", help="Add the mirrored images to every prediction.")] = False,
+    original_size: Annotated[bool, typer.Option("--original-size", help="Score at the mask's own size.")] = False,
     min_radius: Annotated[int, typer.Option(help="Smallest radius of mBA; common code has 1.")] = 3,
     alphas: Annotated[str, typer.Option(help="Thresholds of PCK, comma-separated.")] = "0.03,0.05,0.1,0.15",
     batch_size: Annotated[int, typer.Option(help="Episodes at a time on each device.", min=1)] = 4,
@@ -63,12 +53,8 @@ def evaluate(
     devices: Annotated[str, typer.Option(help="A number, a list such as 0,2, or auto.")] = "auto",
     nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
     precision: Annotated[str, typer.Option(help="auto, 32-true or bf16-mixed.")] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default: out/eval/MODEL/DATA.")
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Throw away episodes of an earlier run.")
-    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: out/eval/MODEL/DATA.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away episodes of an earlier run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Evaluate a model: mIoU, FB-IoU and mBA, or PCK, overall and by class, beside the published numbers.
@@ -159,9 +145,7 @@ def _open(name: str, backbone_weights: Path | None, seed: int) -> tuple[Any, lis
     backbone_only = all(parameter.startswith("backbone.") for parameter, _ in network.named_parameters())
     warnings = []
     if not backbone_only:
-        warnings.append(
-            f"UNTRAINED: the weights of {name} are random (seed {seed}); the numbers say nothing about it."
-        )
+        warnings.append(f"UNTRAINED: the weights of {name} are random (seed {seed}); the numbers say nothing about it.")
     if backbone_weights is None:
         warnings.append("RANDOM BACKBONE: no --backbone-weights were given, so even the features are noise.")
     return network, warnings
@@ -186,9 +170,7 @@ def _write(report: Report, folder: Path, network: Any, dataset: Any) -> None:
     from vat.evaluation.sheet import contact_sheet
 
     report.write(folder)
-    write_atomically(
-        folder / "episodes.png", contact_sheet(network, dataset, report.protocol, report.records)
-    )
+    write_atomically(folder / "episodes.png", contact_sheet(network, dataset, report.protocol, report.records))
 
 
 def _show(report: Report, folder: Path) -> None:

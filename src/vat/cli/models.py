@@ -13,7 +13,7 @@ from rich.table import Table
 from vat.errors import VatError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from vat.network import PairNetwork
 
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -47,7 +47,7 @@ def models(
     Console().print(table)
 
 
-def open_model(name_or_file: str) -> nn.Module:
+def open_model(name_or_file: str) -> PairNetwork:
     """A model by name (untrained) or from a checkpoint file."""
     from vat.checkpoint import load
     from vat.zoo import create_model
@@ -80,7 +80,8 @@ def info(
     for column in ("parameters", "multiply-adds", "output memory"):
         table.add_column(column, justify="right")
     for row in summary.rows:
-        table.add_row(row.name, row.shape, f"{row.parameters:,}", human(row.multiply_adds, 1000), human(row.bytes, 1024) + "B")
+        numbers = (f"{row.parameters:,}", human(row.multiply_adds, 1000), human(row.bytes, 1024) + "B")
+        table.add_row(row.name, row.shape, *numbers)
     console.print(table)
     console.print(f"learnable parameters  {summary.learnable:,}")
     if summary.unused:
@@ -112,4 +113,3 @@ def convert(
     task = getattr(model.config, "task", "")
     size = human(destination.stat().st_size, 1024)
     print(f"{destination}: {model.family} {model.config.backbone} for {task}, {size}B (vat {vat.__version__})")
-

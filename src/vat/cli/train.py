@@ -18,9 +18,7 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; may be given many times."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Output folder; default: runs/<name of the config>.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: runs/<name of the config>.")] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue from last.ckpt (start anew if there is none)."),
@@ -31,13 +29,9 @@ def train(
     backbone_weights: Annotated[
         str | None, typer.Option(help="A file, or 'pretrained' (model.backbone_weights).")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="auto, 32-true or bf16-mixed (training.precision).")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, 32-true or bf16-mixed (training.precision).")] = None,
     accelerator: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
-    devices: Annotated[
-        str, typer.Option(help="Processes per node, GPU numbers such as 0,2, or auto.")
-    ] = "auto",
+    devices: Annotated[str, typer.Option(help="Processes per node, GPU numbers such as 0,2, or auto.")] = "auto",
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 1,
 ) -> None:
     """Train a model as an experiment file says; killed at any moment, --resume continues exactly.

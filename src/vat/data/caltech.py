@@ -42,13 +42,9 @@ class CaltechSource(PairSource):
         usable = {category: names for category, names in images.items() if len(names) >= 2}
         if not usable:
             raise VatError(f"'{self.root}' has no class with two images and masks.")
-        self._pairs = [
-            pair for category in usable for pair in _draw(category, usable[category], pairs_per_class)
-        ]
+        self._pairs = [pair for category in usable for pair in _draw(category, usable[category], pairs_per_class)]
         self._class_ids = {category: class_id for class_id, category in enumerate(usable)}
-        notes = [
-            f"Class '{category}' has fewer than two images with masks." for category in images.keys() - usable
-        ]
+        notes = [f"Class '{category}' has fewer than two images with masks." for category in images.keys() - usable]
         rule = f"derived: {pairs_per_class} pairs of each class, drawn by the checksum of its name"
         super().__init__(usable, rule, notes)
 
@@ -56,9 +52,7 @@ class CaltechSource(PairSource):
         found: dict[str, list[str]] = {}
         for folder in sorted((self.root / "101_ObjectCategories").iterdir()):
             stems = [
-                path.stem
-                for path in folder.glob("image_*.jpg")
-                if self._contour_path(folder.name, path.stem).is_file()
+                path.stem for path in folder.glob("image_*.jpg") if self._contour_path(folder.name, path.stem).is_file()
             ]
             if folder.name != "BACKGROUND_Google":
                 found[folder.name] = [f"{folder.name}/{stem}" for stem in sorted(stems, key=natural_order)]

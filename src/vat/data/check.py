@@ -105,9 +105,7 @@ def _describe(report: CheckReport, title: str, source: SegmentationSource | Pair
         count, what = len(source.entries), "entries"
         small = [name for class_id, name in source.classes.items() if len(source.items(class_id)) <= shots]
         if small:
-            report.notes.append(
-                f"{title}: left out of episodes, fewer than {shots + 1} images: {', '.join(small)}."
-            )
+            report.notes.append(f"{title}: left out of episodes, fewer than {shots + 1} images: {', '.join(small)}.")
     else:
         count, what = len(source), "pairs"
     report.found.append(f"{title}: {count} {what}, {len(source.classes)} classes ({source.split_rule})")

@@ -54,9 +54,7 @@ class CocoSource(SegmentationSource):
         class_ids = [c for c in range(80) if (c in held_out) == (split != "train")]
         classes = {class_id: COCO_CLASSES[class_id] for class_id in class_ids}
         part, folder = ("trn", "train2014") if split == "train" else ("val", "val2014")
-        self._indices: dict[
-            str, Index
-        ] = {}  # by image folder; filled here, so that workers inherit and share them
+        self._indices: dict[str, Index] = {}  # by image folder; filled here, so that workers inherit and share them
 
         path = find_list(splits, "coco", f"{part}/fold{fold}.pkl")
         if path is not None:
@@ -70,9 +68,7 @@ class CocoSource(SegmentationSource):
                 present |= {f"{sub}/{file.name}" for file in (self.root / sub).iterdir()}
                 self._annotations(sub)
         entries = [(name, class_id) for name, class_id in listed if name in present]
-        super().__init__(
-            classes, entries, rule, note_absent(len(listed) - len(entries), len(listed), self.root)
-        )
+        super().__init__(classes, entries, rule, note_absent(len(listed) - len(entries), len(listed), self.root))
 
     def _annotations(self, folder: str) -> Path | Index:
         """The folder of class-id PNGs of an image folder or, without one, the index of its JSON."""
@@ -82,9 +78,7 @@ class CocoSource(SegmentationSource):
         if folder not in self._indices:
             path = self.root / "annotations" / f"instances_{folder}.json"
             if not path.is_file():
-                raise VatError(
-                    f"'{path.parent}' has neither a folder '{folder}' of class-id PNGs nor '{path.name}'."
-                )
+                raise VatError(f"'{path.parent}' has neither a folder '{folder}' of class-id PNGs nor '{path.name}'.")
             key = ("coco-json", path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
             self._indices[folder] = cached_json(key, self.cache_dir, lambda: _index_instances(path))
         return self._indices[folder]
@@ -146,13 +140,8 @@ def _index_instances(path: Path) -> Index:
     instances = _read_instances(path)
     parts: dict[str, dict[int, list[Any]]] = {}
     try:
-        index_of = {
-            category: i for i, category in enumerate(sorted(c["id"] for c in instances["categories"]))
-        }
-        images = {
-            image["id"]: (image["file_name"], image["height"], image["width"])
-            for image in instances["images"]
-        }
+        index_of = {category: i for i, category in enumerate(sorted(c["id"] for c in instances["categories"]))}
+        images = {image["id"]: (image["file_name"], image["height"], image["width"]) for image in instances["images"]}
         for annotation in progress(instances["annotations"], f"Indexing {path.name} once"):
             name, height, width = images[annotation["image_id"]]
             shapes = _rle().frPyObjects(annotation["segmentation"], height, width)
@@ -180,7 +169,5 @@ def _read_instances(path: Path) -> dict[str, Any]:
         if not isinstance(instances, dict) or not isinstance(instances.get(part), list):
             raise VatError(f"'{path}' is not a COCO instances file: it has no list '{part}'.")
     if len(instances["categories"]) != len(COCO_CLASSES):
-        raise VatError(
-            f"'{path}' has {len(instances['categories'])} categories where COCO has {len(COCO_CLASSES)}."
-        )
+        raise VatError(f"'{path}' has {len(instances['categories'])} categories where COCO has {len(COCO_CLASSES)}.")
     return instances

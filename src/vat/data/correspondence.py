@@ -132,9 +132,7 @@ class PairDataset(Dataset[dict[str, Any]]):
                 kept &= ((values >= 0) & (values <= self.image_size - 1)).all(dim=-1)
         padded = {side: pad_points(values[kept]) for side, values in points.items()}
         n = kept.sum()
-        flow, valid = keypoint_flow(
-            padded["target"][None], padded["source"][None], n[None], self.image_size, self.grid
-        )
+        flow, valid = keypoint_flow(padded["target"][None], padded["source"][None], n[None], self.image_size, self.grid)
         sample = {
             "target": target["image"].as_subclass(torch.Tensor).contiguous(),
             "source": source["image"].as_subclass(torch.Tensor).contiguous(),
@@ -167,9 +165,7 @@ def check_pair(pair: Pair, target_size: tuple[int, int], source_size: tuple[int,
             x, y = points[outside][0]
             raise VatError(f"The key point ({x:.0f}, {y:.0f}) lies outside '{path}' ({width}x{height} px).")
         if mask is not None and mask.shape != (height, width):
-            raise VatError(
-                f"'{path}' is {width}x{height} px but its mask is {mask.shape[1]}x{mask.shape[0]}."
-            )
+            raise VatError(f"'{path}' is {width}x{height} px but its mask is {mask.shape[1]}x{mask.shape[0]}.")
         if mask is not None and not mask.any():
             raise VatError(f"The mask of '{path}' is empty: mend it or take the image out.")
 

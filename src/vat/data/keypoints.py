@@ -41,9 +41,7 @@ def keypoint_flow(
 
     weights = covers.to(target_kps.dtype)
     valid = covers.any(dim=1)
-    mean_target = torch.einsum("bnij,bnc->bcij", weights, target_kps) / weights.sum(1, keepdim=True).clamp(
-        min=1
-    )
+    mean_target = torch.einsum("bnij,bnc->bcij", weights, target_kps) / weights.sum(1, keepdim=True).clamp(min=1)
     order = torch.arange(1, target_kps.shape[1] + 1, device=covers.device)[:, None, None]
     last = (covers * order).argmax(dim=1)  # B grid grid
     batch = torch.arange(len(last), device=last.device)[:, None, None]
@@ -63,9 +61,7 @@ def transfer_points(flow: torch.Tensor, points: torch.Tensor, size: int = 512) -
     Returns:
         [B, N, 2] in pixels.
     """
-    full = F.interpolate(flow, size=(size, size), mode="bilinear", align_corners=False) * (
-        size / flow.shape[-1]
-    )
+    full = F.interpolate(flow, size=(size, size), mode="bilinear", align_corners=False) * (size / flow.shape[-1])
     pixel = points.floor().long().clamp(0, size - 1)  # B N 2
     batch = torch.arange(len(pixel), device=pixel.device)[:, None]
     moved = pixel + full.permute(0, 2, 3, 1)[batch, pixel[..., 1], pixel[..., 0]]

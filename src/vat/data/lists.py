@@ -96,9 +96,7 @@ def share_classes(names: Iterable[str], split: str, shares: tuple[float, float] 
     shuffled = sorted(names, key=lambda name: (zlib.crc32(name.encode()), name))
     count = len(shuffled)
     if count < 3:
-        raise VatError(
-            f"{count} classes cannot be divided into train, val and test; give --splits or use split 'all'."
-        )
+        raise VatError(f"{count} classes cannot be divided into train, val and test; give --splits or use split 'all'.")
     val_from = min(max(1, round(count * shares[0])), count - 2)
     test_from = min(max(val_from + 1, round(count * sum(shares))), count - 1)
     bounds = {"train": (0, val_from), "val": (val_from, test_from), "test": (test_from, count)}

@@ -71,12 +71,8 @@ DATA_SETS: dict[str, DataSet] = {
         "the COCO home page: 2014 train and val images, 2014 train/val annotations",
         folds=4,
     ),
-    "fss": DataSet(
-        "episodes", _folders("fss", 128), 473, "the FSS-1000 repository of its authors", CLASS_PARTS
-    ),
-    "mini-fss": DataSet(
-        "episodes", _folders("mini-fss", 128), 473, "whoever gave you the folder", CLASS_PARTS
-    ),
+    "fss": DataSet("episodes", _folders("fss", 128), 473, "the FSS-1000 repository of its authors", CLASS_PARTS),
+    "mini-fss": DataSet("episodes", _folders("mini-fss", 128), 473, "whoever gave you the folder", CLASS_PARTS),
     "folder": DataSet("episodes", _folders("folder", None), 473, "your own images and masks", CLASS_PARTS),
     "spair": DataSet("pairs", lambda p: SPairSource(p.root, p.split), 512, "the SPair-71k home page"),
     "pfpascal": DataSet(
@@ -125,9 +121,7 @@ def open_source(
         raise VatError(f"'{name}' has no split '{split}'; it has {', '.join(data_set.parts)}.")
     if not 0 <= fold < data_set.folds:
         raise VatError(f"'{name}' has no fold {fold}; its folds are 0..{data_set.folds - 1}.")
-    as_path = {
-        key: Path(value) for key, value in (("splits", splits), ("cache_dir", cache_dir)) if value is not None
-    }
+    as_path = {key: Path(value) for key, value in (("splits", splits), ("cache_dir", cache_dir)) if value is not None}
     return data_set.source(Place(Path(root), split, fold, **as_path))
 
 

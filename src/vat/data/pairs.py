@@ -119,9 +119,7 @@ class SPairSource(PairSource):
                 },
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise VatError(
-                f"'{path}' is not an SPair-71k annotation ({type(error).__name__} {error})."
-            ) from None
+            raise VatError(f"'{path}' is not an SPair-71k annotation ({type(error).__name__} {error}).") from None
 
 
 class PFPascalSource(PairSource):
@@ -146,18 +144,12 @@ class PFPascalSource(PairSource):
         source, target, number, *rest = self.rows[index]
         class_id = int(number) - 1  # the tables count classes from 1
         if class_id not in self.classes:
-            raise VatError(
-                f"The pair '{source}', '{target}' has class {number}; PF-PASCAL has classes 1..20."
-            )
+            raise VatError(f"The pair '{source}', '{target}' has class {number}; PF-PASCAL has classes 1..20.")
         category = self.classes[class_id]
         target_path, source_path = (self.root / "JPEGImages" / Path(name).name for name in (target, source))
-        target_points, source_points = (
-            self._keypoints(category, path.stem) for path in (target_path, source_path)
-        )
+        target_points, source_points = (self._keypoints(category, path.stem) for path in (target_path, source_path))
         if target_points.shape != source_points.shape:
-            raise VatError(
-                f"'{target_path.name}' and '{source_path.name}' have different numbers of key points."
-            )
+            raise VatError(f"'{target_path.name}' and '{source_path.name}' have different numbers of key points.")
         shown = np.isfinite(target_points).all(axis=1) & np.isfinite(source_points).all(axis=1)
         return Pair(
             target_path,
@@ -204,9 +196,7 @@ class PFWillowSource(PairSource):
         try:
             coordinates = np.array(numbers[: 4 * self.POINTS], dtype=np.float32)
         except ValueError as error:
-            raise VatError(
-                f"'{self.root / 'test_pairs.csv'}' has a coordinate that is no number ({error})."
-            ) from None
+            raise VatError(f"'{self.root / 'test_pairs.csv'}' has a coordinate that is no number ({error}).") from None
         source_points, target_points = coordinates.reshape(2, 2, self.POINTS).transpose(0, 2, 1)
         category = Path(source).parent.name
         return Pair(
@@ -245,7 +235,5 @@ def _read_table(path: Path, columns: int) -> list[list[str]]:
     rows = list(csv.reader(read_lines(path)))[1:]
     for row in rows:
         if len(row) < columns:
-            raise VatError(
-                f"'{path}' has a row with {len(row)} instead of {columns} columns: {','.join(row)[:60]}"
-            )
+            raise VatError(f"'{path}' has a row with {len(row)} instead of {columns} columns: {','.join(row)[:60]}")
     return rows

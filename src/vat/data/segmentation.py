@@ -52,9 +52,7 @@ class SegmentationSource(ABC):
 
     test_protocol: ClassVar[Literal["in order", "random", "every image"]]
 
-    def __init__(
-        self, classes: dict[int, str], entries: Iterable[Entry], split_rule: str, notes: Iterable[str] = ()
-    ):
+    def __init__(self, classes: dict[int, str], entries: Iterable[Entry], split_rule: str, notes: Iterable[str] = ()):
         self.classes = classes
         self.entries = list(entries)
         self.split_rule = split_rule
@@ -192,9 +190,7 @@ class FolderSource(SegmentationSource):
         root = locate(root)
         names = sorted((path.name for path in root.iterdir() if path.is_dir()), key=natural_order)
         if not names:
-            raise VatError(
-                f"'{root}' has no class folders; it needs <class>/images and <class>/masks, or FSS-1000's."
-            )
+            raise VatError(f"'{root}' has no class folders; it needs <class>/images and <class>/masks, or FSS-1000's.")
         ids = {name: class_id for class_id, name in enumerate(names)}
         wanted, rule = self._split_classes(names, split, splits, dataset)
         notes = note_absent(sum(name not in ids for name in wanted), len(wanted), root, "classes")
@@ -210,9 +206,7 @@ class FolderSource(SegmentationSource):
         super().__init__({ids[name]: name for name in wanted if name in ids}, entries, rule, notes)
 
     @staticmethod
-    def _split_classes(
-        names: list[str], split: str, splits: Path | None, dataset: str
-    ) -> tuple[list[str], str]:
+    def _split_classes(names: list[str], split: str, splits: Path | None, dataset: str) -> tuple[list[str], str]:
         if split == "all":
             return names, "every class"
         path = find_list(splits, dataset, f"{PARTS[split]}.txt")

@@ -31,10 +31,7 @@ def episode_sheet(samples: Sequence[dict[str, Any]], classes: dict[int, str], si
     for sample in samples:
         name = classes.get(int(sample["class_id"]), str(int(sample["class_id"])))
         supports = zip(sample["support"], sample["support_mask"], strict=True)
-        tiles = [
-            _captioned(_masked(image, mask, SUPPORT_COLOUR, side), f"support: {name}")
-            for image, mask in supports
-        ]
+        tiles = [_captioned(_masked(image, mask, SUPPORT_COLOUR, side), f"support: {name}") for image, mask in supports]
         query = _masked(sample["query"], sample["query_mask"], QUERY_COLOUR, side, sample["ignore"])
         rows.append([*tiles, _captioned(query, f"{int(sample['index'])}: {sample['query_name']}")])
     return _grid(rows, columns=2 if len(rows[0]) == 2 and len(rows) > 4 else 1)

@@ -39,9 +39,7 @@ class ForegroundCrop(v2.Transform):
         keep: least share of the foreground inside the crop; after `tries` draws the whole image is taken.
     """
 
-    def __init__(
-        self, size: int, scale: tuple[float, float] = (0.35, 1.0), keep: float = 0.5, tries: int = 10
-    ):
+    def __init__(self, size: int, scale: tuple[float, float] = (0.35, 1.0), keep: float = 0.5, tries: int = 10):
         super().__init__()
         self.size, self.scale, self.keep, self.tries = size, scale, keep, tries
 
@@ -86,9 +84,7 @@ def _cats(size: int) -> list[v2.Transform]:
 def _pfenet(size: int) -> list[v2.Transform]:
     return [
         v2.ScaleJitter((size, size), scale_range=(0.9, 1.1), antialias=True),
-        v2.RandomApply(
-            [v2.RandomRotation(10, interpolation=F.InterpolationMode.BILINEAR, fill=_FILL)], p=0.5
-        ),
+        v2.RandomApply([v2.RandomRotation(10, interpolation=F.InterpolationMode.BILINEAR, fill=_FILL)], p=0.5),
         v2.RandomApply([v2.GaussianBlur(5)], p=0.5),
         v2.RandomCrop(size, pad_if_needed=True, fill=_FILL),
     ]
@@ -145,9 +141,7 @@ class Augmentation:
         with seeded(seed):
             item = self._steps(item)
             flip = bool(torch.rand(()) < 0.5) if flip is None else flip
-        return (
-            {key: F.horizontal_flip(value) for key, value in item.items()} if flip and self._flips else item
-        )
+        return {key: F.horizontal_flip(value) for key, value in item.items()} if flip and self._flips else item
 
 
 @contextmanager

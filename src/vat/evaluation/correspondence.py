@@ -37,9 +37,7 @@ class Correspondence(Protocol):
 
     def check(self, sample: dict[str, Any]) -> None:
         if "target" not in sample:
-            raise VatError(
-                "This model is for correspondence, but the data set holds episodes of segmentation."
-            )
+            raise VatError("This model is for correspondence, but the data set holds episodes of segmentation.")
 
     def predict(self, model: Any, batch: Batch) -> Tensor:
         """Flow [B, 2, g, g] from target to source, in cells."""
@@ -62,9 +60,7 @@ class Correspondence(Protocol):
             record["levels"] = {name: level[i] for name, level in levels.items()}
         if "target_mask" in batch:
             carried = carry_mask(prediction, batch["source_mask"])
-            accuracy, iou = (
-                values.double().tolist() for values in mask_agreement(carried, batch["target_mask"])
-            )
+            accuracy, iou = (values.double().tolist() for values in mask_agreement(carried, batch["target_mask"]))
             for i, record in enumerate(records):
                 record["transfer"] = {"lt_acc": accuracy[i], "iou": iou[i]}
         return records
@@ -79,18 +75,14 @@ class Correspondence(Protocol):
             results["per_class"] = {
                 classes.get(c, str(c)): _by_alpha(values) for c, values in found["per_class"].items()
             }
-            by_level = {
-                name: {str(n): _by_alpha(v) for n, v in found[name].items()} for name in DIFFICULTY_LEVELS
-            }
+            by_level = {name: {str(n): _by_alpha(v) for n, v in found[name].items()} for name in DIFFICULTY_LEVELS}
             results["difficulty"] = {
                 name: {n: v for n, v in levels.items() if v[str(self.alphas[0])] is not None}
                 for name, levels in by_level.items()
             }
         masked = [record["transfer"] for record in records if "transfer" in record]
         if masked:
-            results["transfer"] = {
-                name: percent(entry[name] for entry in masked) for name in ("lt_acc", "iou")
-            }
+            results["transfer"] = {name: percent(entry[name] for entry in masked) for name in ("lt_acc", "iou")}
         return results
 
     def _pck(self, records: Sequence[Record]) -> dict[str, Any]:
@@ -104,9 +96,7 @@ class Correspondence(Protocol):
     def headline(self, records: Sequence[Record]) -> str:
         results = self.results(records, {})
         if "pck" in results:
-            return "PCK " + ", ".join(
-                f"{number(value)} (@{alpha})" for alpha, value in results["pck"].items()
-            )
+            return "PCK " + ", ".join(f"{number(value)} (@{alpha})" for alpha, value in results["pck"].items())
         return "LT-ACC {lt_acc:.1f}, IoU {iou:.1f}".format(**results["transfer"])
 
     def quality(self, record: Record) -> float:
@@ -128,16 +118,12 @@ class Correspondence(Protocol):
             tables.append(PlainTable("Results in percent", ["", *columns], [["all pairs", *row]]))
         if "transfer" in results:
             row = [number(results["transfer"][name]) for name in ("lt_acc", "iou")]
-            tables.append(
-                PlainTable("Mask transfer in percent", ["", "LT-ACC", "IoU"], [["all pairs", *row]])
-            )
+            tables.append(PlainTable("Mask transfer in percent", ["", "LT-ACC", "IoU"], [["all pairs", *row]]))
         if "pck" in results:
             groups = {"class": results["per_class"], **results["difficulty"]}
             for name, group in groups.items():
                 if group:
-                    rows = [
-                        [key, *(number(values[alpha]) for alpha in alphas)] for key, values in group.items()
-                    ]
+                    rows = [[key, *(number(values[alpha]) for alpha in alphas)] for key, values in group.items()]
                     tables.append(PlainTable(f"PCK by {name}", [name, *columns], rows))
         return tables
 

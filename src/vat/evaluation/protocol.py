@@ -53,8 +53,7 @@ def identity(batch: Batch, names: Iterable[str]) -> list[Record]:
     """The part of every record that says which sample it is of."""
     index, class_id = batch["index"].tolist(), batch["class_id"].tolist()
     return [
-        {"index": index[i], "class_id": class_id[i]}
-        | {name: batch[name][i] for name in names if name in batch}
+        {"index": index[i], "class_id": class_id[i]} | {name: batch[name][i] for name in names if name in batch}
         for i in range(len(index))
     ]
 

@@ -49,9 +49,7 @@ def _masks(report: Report, data: str, fold: int, shots: int) -> PlainTable:
     if folded:
         columns = [f"fold {fold}: mIoU", "mBA", "all folds: mIoU", "FB-IoU", "mBA"]
     where = f"{TITLES[data]}, fold {fold}" if folded else TITLES[data]
-    return PlainTable(
-        f"Beside published results: {where}, {shots}-shot", ["", "backbone", *columns], rows, bold={0}
-    )
+    return PlainTable(f"Beside published results: {where}, {shots}-shot", ["", "backbone", *columns], rows, bold={0})
 
 
 def _own_cells(own: dict[str, Any], folded: bool) -> list[float | None]:

@@ -57,17 +57,13 @@ class Journal:
             os.truncate(self.path, whole)
 
     def _records(self, path: Path) -> Iterator[Record]:
-        lines = path.read_bytes().split(b"\n")[
-            :-1
-        ]  # what follows the last line end was cut off while being written
+        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end was cut off while being written
         try:
             header, *records = [json.loads(line) for line in lines] or [self.header]
             there = header["settings"] if header["format"] == FORMAT else {}
             indices = [record["index"] for record in records]
         except (ValueError, KeyError, TypeError):
-            raise VatError(
-                f"{path} is damaged; start over with --restart, or choose another folder."
-            ) from None
+            raise VatError(f"{path} is damaged; start over with --restart, or choose another folder.") from None
         if there != self.header["settings"]:
             what = "; ".join(differences(there, self.header["settings"]))
             raise VatError(

@@ -81,9 +81,7 @@ class Report:
             ),
             (
                 "versions",
-                ", ".join(
-                    f"{k} {v}" for k, v in self.environment.items() if k not in ("device", "processes")
-                ),
+                ", ".join(f"{k} {v}" for k, v in self.environment.items() if k not in ("device", "processes")),
             ),
             ("device", "{device}, {processes} process(es)".format(**self.environment)),
         ]
@@ -94,8 +92,7 @@ class Report:
         parts += [f"> **{warning}**" for warning in self.warnings]
         parts += [f"## {table.title}\n\n{table.markdown()}" for table in self.tables()]
         parts.append(
-            "## Circumstances\n\n"
-            + "\n".join(f"- {name}: {_code(name, value)}" for name, value in self.facts())
+            "## Circumstances\n\n" + "\n".join(f"- {name}: {_code(name, value)}" for name, value in self.facts())
         )
         if self.notes:
             parts.append("## Notes on the data\n\n" + "\n".join(f"- {note}" for note in self.notes))
@@ -109,11 +106,7 @@ class Report:
 
 def environment(device: torch.device, processes: int) -> dict[str, str]:
     """Versions and hardware."""
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine()
-    )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},

@@ -139,9 +139,7 @@ def _known(journal: Journal | None, fabric: Fabric, restart: bool) -> dict[int, 
     return known
 
 
-def _loader(
-    dataset: Any, batches: list[list[int]], workers: int, fabric: Fabric
-) -> DataLoader[dict[str, Any]]:
+def _loader(dataset: Any, batches: list[list[int]], workers: int, fabric: Fabric) -> DataLoader[dict[str, Any]]:
     return DataLoader(
         dataset,
         batch_sampler=batches,

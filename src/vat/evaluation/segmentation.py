@@ -40,9 +40,7 @@ class Segmentation(Protocol):
 
     def check(self, sample: dict[str, Any]) -> None:
         if "query" not in sample:
-            raise VatError(
-                "This model is for segmentation, but the data set holds pairs without masks to segment."
-            )
+            raise VatError("This model is for segmentation, but the data set holds pairs without masks to segment.")
         available = len(sample["support"])
         if available < max(self.shots):
             raise VatError(
@@ -60,10 +58,7 @@ class Segmentation(Protocol):
         if self.flip:
             views.append(decoded(model, query.flip(-1), support.flip(-1), mask.flip(-1), self.shots))
         return [
-            {
-                shots: self._mask(model, [view[shots][rows] for view in views], truth.shape[-2:])
-                for shots in self.shots
-            }
+            {shots: self._mask(model, [view[shots][rows] for view in views], truth.shape[-2:]) for shots in self.shots}
             for rows, truth, _ in truths(batch)
         ]
 
@@ -82,9 +77,7 @@ class Segmentation(Protocol):
         Void pixels count in no IoU. In the boundary accuracy they are background: PASCAL outlines its objects
         with void, so that leaving it out would leave the inner side of every outline alone.
         """
-        records: list[Record] = [
-            record | {"shots": {}} for record in identity(batch, ("query_name", "support_names"))
-        ]
+        records: list[Record] = [record | {"shots": {}} for record in identity(batch, ("query_name", "support_names"))]
         for masks, (rows, truth, ignore) in zip(prediction, truths(batch), strict=True):
             for shots, mask in masks.items():
                 intersection, union = intersection_and_union(mask, truth, ignore)
@@ -129,13 +122,10 @@ class Segmentation(Protocol):
 
     def tables(self, results: dict[str, Any]) -> list[PlainTable]:
         overall = [
-            [f"{k}-shot", *(number(results[str(k)][name]) for name in ("miou", "fb_iou", "mba"))]
-            for k in self.shots
+            [f"{k}-shot", *(number(results[str(k)][name]) for name in ("miou", "fb_iou", "mba"))] for k in self.shots
         ]
         names = list(results[str(self.shots[0])]["per_class"])
-        per_class = [
-            [name, *(number(results[str(k)]["per_class"][name]) for k in self.shots)] for name in names
-        ]
+        per_class = [[name, *(number(results[str(k)]["per_class"][name]) for k in self.shots)] for name in names]
         return [
             PlainTable("Results in percent", ["", "mIoU", "FB-IoU", "mBA"], overall),
             PlainTable("IoU by class", ["class", *(f"{k}-shot" for k in self.shots)], per_class),
@@ -152,9 +142,7 @@ class CountedIoU(FewShotIoU):
         self.episodes.index_add_(0, row, torch.ones_like(row))
 
 
-def decoded(
-    model: Any, query: Tensor, support: Tensor, mask: Tensor, shots: Sequence[int]
-) -> dict[int, Tensor]:
+def decoded(model: Any, query: Tensor, support: Tensor, mask: Tensor, shots: Sequence[int]) -> dict[int, Tensor]:
     """Number of shots -> decoder outputs [B, V, 2, h, w] of queries [B, 3, H, W], supports [B, K, 3, H, W].
 
     Queries and supports are encoded once. Where every support votes (V = K), fewer shots are the first votes
@@ -175,7 +163,5 @@ def truths(batch: Batch) -> Iterator[tuple[slice, Tensor, Tensor]]:
     if "query_mask_original" not in batch:
         yield slice(None), batch["query_mask"], batch["ignore"]
         return
-    for i, (mask, ignore) in enumerate(
-        zip(batch["query_mask_original"], batch["ignore_original"], strict=True)
-    ):
+    for i, (mask, ignore) in enumerate(zip(batch["query_mask_original"], batch["ignore_original"], strict=True)):
         yield slice(i, i + 1), mask[None], ignore[None]

@@ -80,9 +80,7 @@ def _panels(model: Any, protocol: Protocol, batch: Batch) -> list[Panel]:
 def _episode(protocol: Segmentation, prediction: list[dict[int, Tensor]], batch: Batch) -> list[Panel]:
     shots, query = max(protocol.shots), batch["query"][0]
     truth, mask = next(truths(batch))[1], prediction[0][shots]
-    truth, mask = (
-        F.interpolate(m[None].float(), query.shape[-2:], mode="nearest")[0, 0] for m in (truth, mask)
-    )
+    truth, mask = (F.interpolate(m[None].float(), query.shape[-2:], mode="nearest")[0, 0] for m in (truth, mask))
     return [
         ("support", tinted(batch["support"][0, 0], batch["support_mask"][0, 0])),
         ("query", image_array(query)),

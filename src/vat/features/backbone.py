@@ -45,6 +45,9 @@ class Backbone(nn.Module):
     A frozen backbone gets no gradient; its BatchNorm layers stay in eval mode either way.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, name: str, weights: str | Path | bool | None = None, frozen: bool = True) -> None:
         super().__init__()
         self.name = name
@@ -104,7 +107,8 @@ class Backbone(nn.Module):
             return self.body, images.to(dtype, memory_format=layout)
         version = (images.device, dtype, _version(self.body))
         if self._folded is None or self._folded.version != version:
-            body = fold_batch_norm(self.body).to(images.device, dtype, memory_format=layout)
+            body: Any = fold_batch_norm(self.body)
+            body = body.to(images.device, dtype, memory_format=layout)
             self._folded = _Folded(version, body.requires_grad_(False))
         return self._folded.body, images.to(dtype, memory_format=layout)
 

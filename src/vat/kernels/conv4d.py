@@ -75,9 +75,7 @@ def center_pivot_conv_reference(
     B, Hq, Wq, Hs, Ws = *xs.shape[:3], *xq.shape[3:5]
     pad = wq.shape[2] // 2
     over_query = F.conv2d(xq.permute(0, 3, 4, 5, 1, 2).flatten(0, 2), wq, stride=query_stride, padding=pad)
-    over_support = F.conv2d(
-        xs.permute(0, 1, 2, 5, 3, 4).flatten(0, 2), ws, stride=support_stride, padding=pad
-    )
+    over_support = F.conv2d(xs.permute(0, 1, 2, 5, 3, 4).flatten(0, 2), ws, stride=support_stride, padding=pad)
     over_query = over_query.unflatten(0, (B, Hs, Ws)).permute(0, 4, 5, 1, 2, 3)
     over_support = over_support.unflatten(0, (B, Hq, Wq)).permute(0, 1, 2, 4, 5, 3)
     return over_query + over_support + bias
@@ -86,17 +84,11 @@ def center_pivot_conv_reference(
 def _check(xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor, query_stride: int, support_stride: int) -> None:
     if xq.ndim != 6 or xs.ndim != 6:
         raise VatError(
-            f"A 4D convolution needs two volumes [B, Hq, Wq, Hs, Ws, C], not {list(xq.shape)} and "
-            f"{list(xs.shape)}."
+            f"A 4D convolution needs two volumes [B, Hq, Wq, Hs, Ws, C], not {list(xq.shape)} and {list(xs.shape)}."
         )
     if xq.dtype != xs.dtype:
         raise VatError(f"The volumes of a 4D convolution are {xq.dtype} and {xs.dtype}; cast one of them.")
-    if (
-        wq.shape != ws.shape
-        or wq.shape[1] != xq.shape[5]
-        or wq.shape[2] != wq.shape[3]
-        or wq.shape[2] % 2 == 0
-    ):
+    if wq.shape != ws.shape or wq.shape[1] != xq.shape[5] or wq.shape[2] != wq.shape[3] or wq.shape[2] % 2 == 0:
         raise VatError(
             f"The weights {list(wq.shape)} and {list(ws.shape)} do not fit {xq.shape[5]} channels: "
             "both must be [Cout, Cin, k, k] with an odd k."
@@ -150,9 +142,7 @@ def _grad_weight_op(dy: Tensor, x: Tensor, w: Tensor, stride: int, over_query: b
 
 
 @_center_pivot_conv_op.register_fake
-def _(
-    xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor, bias: Tensor, query_stride: int, support_stride: int
-) -> Tensor:
+def _(xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor, bias: Tensor, query_stride: int, support_stride: int) -> Tensor:
     return _empty_output(xq, xs, wq)
 
 

@@ -131,14 +131,7 @@ def _grad_input_kernel(
     ow = w + (RESIDUE_W + KERNEL // 2 - FIRST_J) // STRIDE
     h = h * STRIDE + RESIDUE_H
     w = w * STRIDE + RESIDUE_W
-    source = (
-        dy
-        + b * dy_strides[0]
-        + oh * dy_strides[1]
-        + ow * dy_strides[2]
-        + u * dy_strides[3]
-        + v * dy_strides[4]
-    )
+    source = dy + b * dy_strides[0] + oh * dy_strides[1] + ow * dy_strides[2] + u * dy_strides[3] + v * dy_strides[4]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     BLOCKS: tl.constexpr = (COUT + BLOCK_K - 1) // BLOCK_K
     for step in range(TAPS_H * TAPS_W * BLOCKS):
@@ -152,9 +145,7 @@ def _grad_input_kernel(
         mask = (c < COUT)[:, None] & (n < CIN)[None, :]
         taps = tl.load(weight + (tap * COUT + c)[:, None] * CIN + n[None, :], mask=mask, other=0.0)
         acc = tl.dot(grad, taps, acc, input_precision=PRECISION)
-    target = (
-        dx + b * dx_strides[0] + h * dx_strides[1] + w * dx_strides[2] + u * dx_strides[3] + v * dx_strides[4]
-    )
+    target = dx + b * dx_strides[0] + h * dx_strides[1] + w * dx_strides[2] + u * dx_strides[3] + v * dx_strides[4]
     tl.store(
         target[:, None] + n.to(tl.int64)[None, :] * dx_strides[5],
         acc.to(dx.dtype.element_ty),
@@ -208,9 +199,7 @@ def launch_forward(
     tokens = y.numel() // cout
     gather = cin < 16 or xq.stride(5) != 1 or xs.stride(5) != 1
     block_n = _block(cout, 128)
-    block_m, block_k = _tokens_and_depth(
-        y.dtype, _block(kernel * kernel * cin, 32) if gather else _block(cin, 64)
-    )
+    block_m, block_k = _tokens_and_depth(y.dtype, _block(kernel * kernel * cin, 32) if gather else _block(cin, 64))
     _forward_kernel[(triton.cdiv(tokens, block_m), triton.cdiv(cout, block_n))](
         xq, xs, _tap_rows(wq, y.dtype), _tap_rows(ws, y.dtype), bias, y, tokens,
         _by_role(xq.stride(), True), _by_role(xs.stride(), False),

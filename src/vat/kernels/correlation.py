@@ -20,18 +20,14 @@ from torch import Tensor
 from vat.errors import VatError
 from vat.kernels.triton_utils import runs_triton
 
-CPU_BLOCK_BYTES = (
-    8 << 20
-)  # a block of cost that stays in a CPU's last-level cache; larger blocks gain nothing
+CPU_BLOCK_BYTES = 8 << 20  # a block of cost that stays in a CPU's last-level cache; larger blocks gain nothing
 CUDA_BLOCK_BYTES = 128 << 20  # there a block only has to be long enough to hide the kernel launches
 KERNEL_STRIDES = (1, 2, 4)
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_INT32 = 2**31 - 1
 
 
-def pooled_correlation(
-    query: Tensor, support: Tensor, query_stride: int, support_stride: int
-) -> tuple[Tensor, Tensor]:
+def pooled_correlation(query: Tensor, support: Tensor, query_stride: int, support_stride: int) -> tuple[Tensor, Tensor]:
     """Correlate two stacks of feature maps and max-pool the cost over either side.
 
     Args:
@@ -142,9 +138,7 @@ def _backward(ctx, grad_support_pooled: Tensor, grad_query_pooled: Tensor):  # t
 _pooled_correlation_op.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def _empty_outputs(
-    query: Tensor, support: Tensor, query_stride: int, support_stride: int
-) -> tuple[Tensor, Tensor]:
+def _empty_outputs(query: Tensor, support: Tensor, query_stride: int, support_stride: int) -> tuple[Tensor, Tensor]:
     B, L, Hq, Wq, _ = query.shape
     _, _, Hs, Ws, _ = support.shape
     return (

@@ -53,9 +53,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 @torch.library.custom_op("vat::layer_norm_backward", mutates_args=())
-def _backward_op(
-    dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_op(dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     dx, dweight, dbias = layer_norm_gradients(dout.contiguous(), x, weight, bias, eps)
     return dx, dweight.to(weight.dtype), dbias.to(bias.dtype)
 

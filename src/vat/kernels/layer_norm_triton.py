@@ -52,9 +52,7 @@ def standardise_backward(grad, normal, rstd, D: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
-    x, weight, bias, out, rows, eps, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def _forward_kernel(x, weight, bias, out, rows, eps, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.arange(0, BLOCK_D)
     normal, _ = standardise(load_rows(x, row, rows, c, D), c, eps, D)

@@ -46,9 +46,7 @@ def mlp_block(
         eps: added to the variance.
     """
     H, D = w1.shape
-    fits = (
-        w2.shape == (D, H) and b1.shape == (H,) and all(v.shape == (D,) for v in (norm_weight, norm_bias, b2))
-    )
+    fits = w2.shape == (D, H) and b1.shape == (H,) and all(v.shape == (D,) for v in (norm_weight, norm_bias, b2))
     if not fits or x.shape[-1] != D:
         raise VatError(
             f"An MLP with weights {list(w1.shape)} and {list(w2.shape)} and their biases does not fit tokens "

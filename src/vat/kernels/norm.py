@@ -68,9 +68,7 @@ def group_norm_relu_pool(
         The gradient of a pooled value goes to the first maximum of its window.
     """
     if y.ndim != 6:
-        raise VatError(
-            f"Pooling over the support needs a volume [B, Hq, Wq, Hs, Ws, C], not {list(y.shape)}."
-        )
+        raise VatError(f"Pooling over the support needs a volume [B, Hq, Wq, Hs, Ws, C], not {list(y.shape)}.")
     if support_stride == 1:
         full = group_norm_relu(y, weight, bias, groups, eps, overwrite=overwrite)
         return full, full

@@ -29,9 +29,7 @@ def interpreted() -> Iterator[None]:
     """
     global _interpreting
     if os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError(
-            "kernels run on a CPU only under TRITON_INTERPRET=1, set before Triton is imported"
-        )
+        raise RuntimeError("kernels run on a CPU only under TRITON_INTERPRET=1, set before Triton is imported")
     from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
     dot, call = InterpreterBuilder.create_dot, InterpretedFunction.__call__

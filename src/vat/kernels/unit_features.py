@@ -33,9 +33,7 @@ def unit_features(maps: list[Tensor], grid: int | tuple[int, int], mask: Tensor 
     return _unit_features_op(maps, height, width, mask)
 
 
-def unit_features_reference(
-    maps: list[Tensor], grid: int | tuple[int, int], mask: Tensor | None = None
-) -> Tensor:
+def unit_features_reference(maps: list[Tensor], grid: int | tuple[int, int], mask: Tensor | None = None) -> Tensor:
     """The definition of `unit_features`; differentiable."""
     widest = max(m.shape[1] for m in maps)
     stacked = []

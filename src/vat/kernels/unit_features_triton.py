@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """The CUDA kernel behind `unit_features`: four neighbours of a position, blended, masked and normalised."""
 
 from __future__ import annotations

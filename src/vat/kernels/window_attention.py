@@ -65,9 +65,7 @@ def window_attention_reference(qkv: Tensor, bias: Tensor, heads: int, window: Ax
             part = (part >= n - w).long() + (part >= n - s).long()
             region = 3 * region + part.view([-1 if a == axis else 1 for a in range(4)])
 
-    q, k, v = (
-        _partition(padded.roll(back, axes), window).unflatten(-1, (3, heads, -1)).permute(3, 0, 1, 4, 2, 5)
-    )
+    q, k, v = _partition(padded.roll(back, axes), window).unflatten(-1, (3, heads, -1)).permute(3, 0, 1, 4, 2, 5)
     real = _partition(real.roll(back, axes), window)[:, :, None, None, :, 0]  # 1, nW, 1, 1, N
     region = _partition(region[None, ..., None], window)[..., 0]  # 1, nW, N
     other = (region[..., :, None] != region[..., None, :])[:, :, None]  # 1, nW, 1, N, N
@@ -93,8 +91,7 @@ def _check(qkv: Tensor, bias: Tensor, heads: int, window: Sequence[int], shift: 
     N = prod(window)
     if tuple(bias.shape) != (heads, N, N):
         raise VatError(
-            f"the bias of {heads} heads and windows of {N} tokens must be [{heads}, {N}, {N}], "
-            f"got {list(bias.shape)}."
+            f"the bias of {heads} heads and windows of {N} tokens must be [{heads}, {N}, {N}], got {list(bias.shape)}."
         )
 
 
@@ -129,9 +126,7 @@ def _window_attention_op(
 
 
 @_window_attention_op.register_fake
-def _(
-    qkv: Tensor, bias: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+def _(qkv: Tensor, bias: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]) -> tuple[Tensor, Tensor]:
     return _empty_outputs(qkv, heads, window)
 
 
@@ -220,9 +215,7 @@ def _window_groups(grid: Axes, window: Axes, shift: Axes) -> tuple[_WindowGroup,
         moved = torch.arange(-(-n // w) * w) + s
         source = moved % len(moved)
         token = token[..., None] * n + source
-        code = code[..., None] * 2 + (
-            moved >= len(moved)
-        )  # tokens that came around the edge are another region
+        code = code[..., None] * 2 + (moved >= len(moved))  # tokens that came around the edge are another region
         real = real[..., None] & (source < n)
     token, code = (_partition(t[..., None], window)[0, :, :, 0] for t in (token * real, code.where(real, -1)))
     patterns, member = code.unique(dim=0, return_inverse=True)
@@ -234,9 +227,7 @@ def _window_groups(grid: Axes, window: Axes, shift: Axes) -> tuple[_WindowGroup,
     return tuple(groups)
 
 
-def _window_chunks(
-    qkv: Tensor, window: Sequence[int], shift: Sequence[int]
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _window_chunks(qkv: Tensor, window: Sequence[int], shift: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """A few windows at a time: their token numbers in the batch, which of them are real, and their mask."""
     grid = _axes(qkv.shape[1:5])
     at_once = max(1, GATHER_BYTES // (prod(window) * qkv.shape[-1] * qkv.element_size()))

@@ -40,7 +40,8 @@ def choose_tile(dtype: torch.dtype, window_tokens: int, head_width: int) -> Tile
     half = dtype in (torch.float16, torch.bfloat16)
     tokens = max(16, min(64 if half else 32, triton.next_power_of_2(window_tokens)))
     width = max(16, triton.next_power_of_2(head_width))
-    return Tile(tokens, width, warps=8 if width > 64 else 4, stages=(3 if width <= 64 else 2) if half and width <= 128 else 1)
+    stages = (3 if width <= 64 else 2) if half and width <= 128 else 1
+    return Tile(tokens, width, warps=8 if width > 64 else 4, stages=stages)
 
 
 class Problem(NamedTuple):
@@ -107,12 +108,8 @@ def launch_backward(
     tensors = (qkv, bias, grad_out, lse)
     windows, constants = problem.windows, problem.constants()
     delta = torch.empty_like(lse)  # sum of grad_out * out per query, made by the first kernel for the others
-    _grad_query_kernel[problem.per_block()](
-        *tensors, delta, out, grad_qkv, windows, CHUNK=WINDOW_CHUNK, **constants
-    )
-    _grad_key_value_kernel[problem.per_block()](
-        *tensors, delta, grad_qkv, windows, CHUNK=WINDOW_CHUNK, **constants
-    )
+    _grad_query_kernel[problem.per_block()](*tensors, delta, out, grad_qkv, windows, CHUNK=WINDOW_CHUNK, **constants)
+    _grad_key_value_kernel[problem.per_block()](*tensors, delta, grad_qkv, windows, CHUNK=WINDOW_CHUNK, **constants)
     tiles = problem.heads * problem.blocks**2
     # A power of two, so that batch sizes share compiled kernels.
     steps = triton.next_power_of_2(triton.cdiv(windows * tiles, BIAS_PROGRAMS))

@@ -53,9 +53,7 @@ def boundary_region(mask: Tensor, radius: int) -> Tensor:
     return found.unflatten(0, (-1, 2)).all(1).squeeze(1)
 
 
-def boundary_accuracy(
-    pred: Tensor, target: Tensor, min_radius: int = 3, ignore: Tensor | None = None
-) -> Tensor:
+def boundary_accuracy(pred: Tensor, target: Tensor, min_radius: int = 3, ignore: Tensor | None = None) -> Tensor:
     """Share of agreeing pixels inside the boundary region, averaged over the radii.
 
     `pred` and `target` are [B, H, W] masks; pixels where `ignore` is true do not count. Returns [B]

@@ -19,9 +19,7 @@ def require_mask_pair(pred: Tensor, target: Tensor) -> None:
         raise VatError(f"Both must be [B, H, W] of one size: {shapes}.")
 
 
-def intersection_and_union(
-    pred: Tensor, target: Tensor, ignore: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def intersection_and_union(pred: Tensor, target: Tensor, ignore: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Pixel counts of background and foreground of every mask.
 
     `pred` and `target` are [B, H, W] masks, non-zero is foreground; pixels where `ignore` is true count

@@ -17,9 +17,7 @@ DIFFICULTY_LEVELS: dict[str, int] = {"viewpoint": 3, "scale": 3, "truncation": 4
 ByAlpha = dict[float, float]
 
 
-def pck_per_pair(
-    pred: Tensor, target: Tensor, n_points: Tensor, threshold: Tensor, alphas: Sequence[float]
-) -> Tensor:
+def pck_per_pair(pred: Tensor, target: Tensor, n_points: Tensor, threshold: Tensor, alphas: Sequence[float]) -> Tensor:
     """Share of the key points within (<=) alpha * threshold of the truth.
 
     `pred` and `target` are [B, N, 2] points (x, y) of which the first `n_points` [B] count, the rest is
@@ -27,9 +25,7 @@ def pck_per_pair(
     Returns [B, len(alphas)] fractions, NaN for pairs without points.
     """
     if pred.shape != target.shape or pred.ndim != 3 or pred.shape[-1] != 2:
-        raise VatError(
-            f"Points {tuple(pred.shape)} and true points {tuple(target.shape)} must both be [B, N, 2]."
-        )
+        raise VatError(f"Points {tuple(pred.shape)} and true points {tuple(target.shape)} must both be [B, N, 2].")
     distance = (pred - target).square().sum(-1).sqrt()
     limits = threshold[:, None] * torch.tensor(alphas, device=threshold.device, dtype=threshold.dtype)
     real = torch.arange(pred.shape[1], device=pred.device) < n_points[:, None]
@@ -87,9 +83,7 @@ class PCK(Metric):
         if class_id is not None and self.classes:
             same = class_id[:, None] == self._class_ids
             if not bool(same.any(1).all()):
-                raise VatError(
-                    f"A class of {class_id.tolist()} is not among the evaluated ones {self.classes}."
-                )
+                raise VatError(f"A class of {class_id.tolist()} is not among the evaluated ones {self.classes}.")
             self._add("class", share, same.int().argmax(1))
         for name, level in (difficulty or {}).items():
             if name not in DIFFICULTY_LEVELS:
@@ -114,9 +108,7 @@ class PCK(Metric):
         total, pairs = getattr(self, f"{group}_share"), getattr(self, f"{group}_pairs")
         counts = (row >= 0) & ~share.isnan().any(1)
         if bool((row >= len(pairs)).any()):
-            raise VatError(
-                f"Level {int(row.max())} of {group} is too large; it has the levels 0 to {len(pairs) - 1}."
-            )
+            raise VatError(f"Level {int(row.max())} of {group} is too large; it has the levels 0 to {len(pairs) - 1}.")
         total.index_add_(0, row[counts].long(), share[counts].to(total.dtype))
         pairs.index_add_(0, row[counts].long(), torch.ones_like(row[counts], dtype=pairs.dtype))
 

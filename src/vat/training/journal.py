@@ -27,9 +27,7 @@ class Journal:
     `scores` are the columns that validation fills; `resumed_at` is the step that a resumed run starts from.
     """
 
-    def __init__(
-        self, folder: Path, scores: tuple[str, ...], active: bool, resumed_at: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, scores: tuple[str, ...], active: bool, resumed_at: int | None = None) -> None:
         self.active = active
         self.columns = (*TRAINING_COLUMNS, *scores)
         self.console = Console(stderr=True, quiet=not active)

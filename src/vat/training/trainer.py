@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from vat.checkpoint import save, write_atomically
 from vat.errors import VatError
+from vat.network import PairNetwork
 from vat.runner import GraphedTraining
 from vat.training.config import PRETRAINED, Experiment, dump_experiment
 from vat.training.feed import (
@@ -66,7 +67,7 @@ def train(experiment: Experiment, out: str | Path, fabric: Fabric, *, resume: bo
     return Trainer(experiment, out, fabric, resume=has_run).run()
 
 
-def build_network(experiment: Experiment) -> nn.Module:
+def build_network(experiment: Experiment) -> PairNetwork:
     """The experiment's model with its starting weights, which the seed decides."""
     torch.manual_seed(experiment.training.seed)
     weights = experiment.model.backbone_weights
@@ -86,15 +87,14 @@ class Trainer:
         self.network = build_network(experiment)
         self.task = task_for(self.network, experiment)
         config: Any = self.network.config
-        self.train_set = training_data(experiment, config.image_size, config.stages[-1].grid)
-        self.val_set = validation_data(experiment, config.image_size, config.stages[-1].grid)
+        grid = config.flow_grid if config.task == "correspondence" else 0  # episodes have no flow
+        self.train_set = training_data(experiment, config.image_size, grid)
+        self.val_set = validation_data(experiment, config.image_size, grid)
         self.share = Share(settings.batch_size, settings.accumulate, fabric.global_rank, fabric.world_size)
         epoch = len(self.train_set)  # type: ignore[arg-type]
         self.total_steps = fewest_steps(settings.steps, settings.epochs, epoch, settings.batch_size)
         validation = experiment.validation
-        self.steps_to_validation = fewest_steps(
-            validation.every, validation.epochs, epoch, settings.batch_size
-        )
+        self.steps_to_validation = fewest_steps(validation.every, validation.epochs, epoch, settings.batch_size)
         self.workers = worker_count(settings.workers, getattr(fabric.strategy, "num_processes", 1))
         if fabric.is_global_zero:
             check_folder(out, bytes_needed(self.network, settings.ema is not None))
@@ -223,9 +223,7 @@ class Trainer:
         self._log(loss, reading.norm, episodes / max(seconds, 1e-9))
         return stopping
 
-    def _agree(
-        self, loss: float, bad: bool, stopping: bool, minutes: float
-    ) -> tuple[float, bool, bool, float]:
+    def _agree(self, loss: float, bad: bool, stopping: bool, minutes: float) -> tuple[float, bool, bool, float]:
         """The mean loss, whether any process has a problem or was told to stop, and the first one's clock."""
         if self.fabric.world_size == 1:
             return loss, bad, stopping, minutes
@@ -278,9 +276,7 @@ class Trainer:
             self.progress.best, self.progress.best_step = score, self.progress.step
             self._save_weights("best.safetensors", point)
         text = "  ".join(f"{name} {value:.2f}" for name, value in scores.items())
-        self.journal.say(
-            f"step {self.progress.step:>6} {self.progress.minutes:6.1f} min  {text}{'  best' * better}"
-        )
+        self.journal.say(f"step {self.progress.step:>6} {self.progress.minutes:6.1f} min  {text}{'  best' * better}")
         self.running.reset()
         self._validated_at = self.progress.minutes
         self.save()
@@ -397,7 +393,7 @@ class Trainer:
         """What the settings alone do not tell."""
         device = self.fabric.device
         return {
-            "task": self.network.config.task,  # type: ignore[union-attr]
+            "task": self.network.config.task,
             "score": self.score_name,
             "learned_parameters": sum(p.numel() for p in self.network.parameters() if p.requires_grad),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -214,9 +214,7 @@ def foliage(rng: np.random.Generator, size: int) -> Background:
     x, y = _grid(size)
     for _ in range(rng.integers(4, 14)):
         radius, *centre = rng.uniform(0.02, 0.1), rng.uniform(0, 1), rng.uniform(0, 1)
-        across, down = (
-            slice(max(int((c - radius) * size) - 1, 0), int((c + radius) * size) + 2) for c in centre
-        )
+        across, down = (slice(max(int((c - radius) * size) - 1, 0), int((c + radius) * size) + 2) for c in centre)
         distance = np.sqrt((x[:, across] - centre[0]) ** 2 + (y[down] - centre[1]) ** 2)
         disc = rng.uniform(0.1, 0.4) * smoothstep(distance, radius, 0.85 * radius)
         glow = _colour(rng, (0.7, 0.95), (0.02, 0.1), (hue - 0.15, hue + 0.15))

@@ -60,9 +60,7 @@ def canonical_coordinates(instance: Instance, part: Indices, points: Floats) -> 
     return transform(np.linalg.inv(instance.maps[part]), points[:, :, None])[..., 0]
 
 
-def match(
-    target: Scene, source: Scene, points: Floats, *, keep_occluded: bool = False
-) -> tuple[Floats, Flags]:
+def match(target: Scene, source: Scene, points: Floats, *, keep_occluded: bool = False) -> tuple[Floats, Flags]:
     """Where points [N, 2] of the target picture lie in the source picture, [N, 2], and which of them match.
 
     A point matches when it shows the target's first instance and the same spot is visible in the source
@@ -78,9 +76,7 @@ def match(
     return moved, on_object & (part_under(source, moved) == part)
 
 
-def dense_flow(
-    target: Scene, source: Scene, grid: int, *, keep_occluded: bool = False
-) -> tuple[Floats, Flags]:
+def dense_flow(target: Scene, source: Scene, grid: int, *, keep_occluded: bool = False) -> tuple[Floats, Flags]:
     """Flow [2, grid, grid] from cell centres of the target to the source picture, in cells, and where it is
     valid.
 

@@ -185,9 +185,7 @@ class SyntheticPairs(_SyntheticDataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         target, source = self.scene(index, 0), self.scene(index, 1)
         flow, valid = dense_flow(target, source, self.grid, keep_occluded=self.keep_occluded)
-        target_points, source_points = (
-            torch.from_numpy(p).float() for p in matching_keypoints(target, source)
-        )
+        target_points, source_points = (torch.from_numpy(p).float() for p in matching_keypoints(target, source))
         recipe = source.instances[0].recipe
         return {
             "target": torch.from_numpy(target.image),

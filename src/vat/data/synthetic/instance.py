@@ -45,12 +45,7 @@ def random_pose(body: Body, rng: np.random.Generator) -> Matrix:
         frame = _rotation(joint.angle + turn * joint.swing)
         if joint.parent:
             parent, parent_size = frames[joint.parent]
-            frame = (
-                parent
-                @ _translation(*(joint.at * parent_size))
-                @ frame
-                @ _translation(joint.reach * size[0], 0)
-            )
+            frame = parent @ _translation(*(joint.at * parent_size)) @ frame @ _translation(joint.reach * size[0], 0)
         frames[part.name] = frame, size
     return np.stack([frame @ _scaling(*size) for frame, size in frames.values()])
 

@@ -68,9 +68,7 @@ class Layout:
             self._add_if_harmless(nearest)
 
     def _thing(self, instance: Instance, near: float) -> Thing:
-        return Thing(
-            instance, near, silhouette(instance, self.coarse_shape, np.diag([1 / COARSE, 1 / COARSE, 1]))
-        )
+        return Thing(instance, near, silhouette(instance, self.coarse_shape, np.diag([1 / COARSE, 1 / COARSE, 1])))
 
     def _put(self, recipe: Recipe, share: float) -> Thing:
         """A random instance with a longer side of `share`, on the ground if it can stand.

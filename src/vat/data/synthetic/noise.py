@@ -55,9 +55,7 @@ def fractal_noise(
     about `cells` until it reaches `shape`, and each octave joins when the picture has its resolution.
     """
     steps = [int(np.log2(max(side / count, 1))) for side, count in zip(shape, cells, strict=True)]
-    total = rng.standard_normal(
-        [-(-side // 2**n) for side, n in zip(shape, steps, strict=True)], dtype=np.float32
-    )
+    total = rng.standard_normal([-(-side // 2**n) for side, n in zip(shape, steps, strict=True)], dtype=np.float32)
     for step in range(max(steps)):
         for axis in (0, 1):
             if step < steps[axis]:

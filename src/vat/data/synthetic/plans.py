@@ -200,9 +200,7 @@ def vessel(rng: np.random.Generator) -> Body:
         parts.append(Part(f"piece {k + 1}", outline, size, joint, depth, coat, int(flatness)))
     if rng.random() < 0.6:
         joint = Joint(f"piece {rng.integers(len(parts)) + 1}", (0.0, 0.85), rng.uniform(0.8, 1.9), reach=0.7)
-        parts.append(
-            Part("handle", shapes.leaf(0.8), _half_size(rng, (0.15, 0.35), (0.4, 0.6)), joint, -1, "accent")
-        )
+        parts.append(Part("handle", shapes.leaf(0.8), _half_size(rng, (0.15, 0.35), (0.4, 0.6)), joint, -1, "accent"))
     return Body("vessel", tuple(parts))
 
 

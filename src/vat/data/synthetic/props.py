@@ -57,9 +57,7 @@ def post(rng: np.random.Generator) -> Recipe:
     """A wooden or painted post."""
     outline, size = shapes.superellipse(rng.uniform(4, 9)), (1.0, rng.uniform(0.12, 0.3))
     hue = rng.random() if rng.random() < 0.4 else 0.15
-    return _prop(
-        rng, [Part("post", outline, size, Joint(angle=UP), flatness=2)], (0.3, 0.75), (0.02, 0.1), hue
-    )
+    return _prop(rng, [Part("post", outline, size, Joint(angle=UP), flatness=2)], (0.3, 0.75), (0.02, 0.1), hue)
 
 
 def bag(rng: np.random.Generator) -> Recipe:
