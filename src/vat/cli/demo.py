@@ -44,7 +44,7 @@ def demo(
     panels = [
         ("support and its mask", tinted(episode["support"][0], episode["support_mask"][0])),
         ("query", image_array(episode["query"])),
-        *((f"cost, conv{level}_x", match_heat(stages[f"cost_conv{level}"])) for level in (5, 4, 3)),
+        *((f"cost, {name[5:]}_x", match_heat(cost)) for name, cost in stages.items() if name.startswith("cost_")),
         ("prediction" + (" (untrained)" if untrained else ""), tinted(episode["query"], prediction)),
         ("truth", tinted(episode["query"], episode["query_mask"])),
     ]
