@@ -68,15 +68,17 @@ def run_and_die(out: Path, step: int, where: str) -> None:
 
 
 def run_and_ask_to_stop(out: Path, step: int) -> None:
+    """A run whose whole process group, the loading worker too, is told to stop, as schedulers do."""
+    os.setsid()
     original = Trainer.step
 
     def step_then_signal(self: Trainer, batches: Any) -> None:
         original(self, batches)
         if self.progress.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.killpg(0, signal.SIGTERM)
 
     Trainer.step = step_then_signal  # type: ignore[method-assign]
-    raise SystemExit(0 if run(out) else 130)
+    raise SystemExit(0 if run(out, "training.workers=1") else 130)
 
 
 def run_as_rank(rank: int, port: int, out: Path, *changes: str, config: str) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from vat.data import build, collate, task_of
 from vat.errors import VatError
 from vat.training.config import Experiment
+from vat.training.safety import STOP_SIGNALS
 
 MOST_WORKERS = 8
 
@@ -130,12 +131,15 @@ def batches_of(loader: DataLoader[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         raise VatError(str(error).rpartition("VatError: ")[2].strip()) from error
 
 
-def worker_count(wanted: int | None, processes_here: int) -> int:
-    """Loading processes per training process: as asked, or the cores that training itself leaves free."""
-    if wanted is not None:
-        return wanted
+def cores_for(processes_here: int) -> int:
+    """The share of this machine's cores that each of its training processes has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, cores // processes_here - 1))
+    return max(1, cores // processes_here)
+
+
+def worker_count(wanted: int | None, cores: int) -> int:
+    """Loading processes of a training process: as asked, or the cores that training itself leaves free."""
+    return wanted if wanted is not None else max(1, min(MOST_WORKERS, cores - 1))
 
 
 def _options(workers: int, pin: bool) -> dict[str, Any]:
@@ -149,8 +153,9 @@ def _options(workers: int, pin: bool) -> dict[str, Any]:
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches every process of the terminal; without workers the trainer could not end cleanly."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in ("SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    """Terminals and schedulers signal every process; without workers the trainer could not end cleanly.
+
+    The workers end when the trainer lets go of them, and notice by themselves when it was killed.
+    """
+    for name in STOP_SIGNALS:
+        signal.signal(name, signal.SIG_IGN)

@@ -20,6 +20,9 @@ from vat.checkpoint import write_atomically
 from vat.errors import VatError
 from vat.summary import human
 
+STOP_SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, n)]
+"""Of the terminal, of schedulers, and the one that SLURM can send ahead of a time limit."""
+
 
 def check_folder(folder: Path, needed: int) -> None:
     """Create the output folder and prove, before any training, that `needed` bytes can be written to it."""
@@ -45,9 +48,9 @@ def check_gradients(network: nn.Module) -> None:
 
 
 class StopRequest:
-    """Turns SIGTERM, SIGUSR1 (which SLURM can send ahead of a time limit) and the first Ctrl-C into a flag.
+    """Turns the stop signals into a flag: the run then ends between two steps, with a checkpoint.
 
-    The run then ends between two steps, with a checkpoint. A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts at once.
     """
 
     def __init__(self) -> None:
@@ -56,10 +59,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python handles signals nowhere else
-            for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-                number = getattr(signal, name, None)
-                if number is not None:
-                    self._before[number] = signal.signal(number, self._ask)
+            for number in STOP_SIGNALS:
+                self._before[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -25,6 +25,7 @@ from vat.training.config import PRETRAINED, Experiment, dump_experiment
 from vat.training.feed import (
     Share,
     batches_of,
+    cores_for,
     training_data,
     training_loader,
     validation_data,
@@ -95,7 +96,10 @@ class Trainer:
         self.total_steps = fewest_steps(settings.steps, settings.epochs, epoch, settings.batch_size)
         validation = experiment.validation
         self.steps_to_validation = fewest_steps(validation.every, validation.epochs, epoch, settings.batch_size)
-        self.workers = worker_count(settings.workers, getattr(fabric.strategy, "num_processes", 1))
+        cores = cores_for(getattr(fabric.strategy, "num_processes", 1))
+        self.workers = worker_count(settings.workers, cores)
+        if fabric.device.type == "cpu":  # threads that fight with the workers for cores slow both down
+            torch.set_num_threads(max(1, cores - self.workers))
         if fabric.is_global_zero:
             check_folder(out, bytes_needed(self.network, settings.ema is not None))
         # the wrapped pair takes part in distributed training; state is read and written through the bare one
