@@ -104,4 +104,5 @@ def create_model(name: str, *, backbone_weights: str | Path | bool | None = None
         family_name, config = name, family(name).config()
     else:
         family_name, config = config_of(name)
-    return family(family_name).model(replace(config, **overrides), backbone_weights=backbone_weights)
+    model: PairNetwork = family(family_name).model(replace(config, **overrides), backbone_weights=backbone_weights)
+    return model.train()  # its backbone too, which was built in eval mode

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vat.data import build, collate, task_of
@@ -145,6 +146,8 @@ def worker_count(wanted: int | None, cores: int) -> int:
 def _options(workers: int, pin: bool) -> dict[str, Any]:
     return {
         "collate_fn": collate,
+        # An iterator draws a seed for its workers when it starts: not from the numbers that a step draws from.
+        "generator": torch.Generator().manual_seed(0),
         "num_workers": workers,
         "pin_memory": pin,
         "prefetch_factor": 4 if workers else None,

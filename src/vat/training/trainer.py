@@ -99,7 +99,7 @@ class Trainer:
         cores = cores_for(getattr(fabric.strategy, "num_processes", 1))
         self.workers = worker_count(settings.workers, cores)
         if fabric.device.type == "cpu":  # threads that fight with the workers for cores slow both down
-            torch.set_num_threads(max(1, cores - self.workers))
+            torch.set_num_threads(min(torch.get_num_threads(), max(1, cores - self.workers)))
         if fabric.is_global_zero:
             check_folder(out, bytes_needed(self.network, settings.ema is not None))
         # the wrapped pair takes part in distributed training; state is read and written through the bare one
@@ -138,6 +138,7 @@ class Trainer:
         pin = self.fabric.device.type == "cuda"
         loader = training_loader(self.train_set, self.share, self.progress.step, self.workers, pin)
         batches = batches_of(loader)
+        self.network.train()
         self._since = time.monotonic()
         while self._share_used() < 1 and not self._out_of_patience():
             self.step(batches)
