@@ -51,6 +51,16 @@ def test_the_mask_is_theirs(case):
     assert abs(int(logits.argmax(1).sum()) - description["foreground_pixels"]) <= 10
 
 
+def test_the_bfloat16_mask_is_theirs_on_almost_every_pixel(case):
+    model, description, outputs = case
+    if "mask" not in description:
+        pytest.skip("a correspondence model has no mask")
+    logits = vat.accelerate(model.set_backend("auto"), dtype=torch.bfloat16)(*inputs(description))
+    low = torch.from_numpy(outputs["logits_low"])
+    theirs = torch.nn.functional.interpolate(low, (473, 473), mode="bilinear", align_corners=True).argmax(1)
+    assert (logits.argmax(1) == theirs).float().mean() >= 0.995
+
+
 def test_the_correspondence_call_gives_the_flow(case):
     model, description, outputs = case
     if "mask" in description:
