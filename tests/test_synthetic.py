@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from vat.data import build
 from vat.data.synthetic import SPLIT_CLASSES, Scene, SyntheticEpisodes, SyntheticPairs, class_recipe
 from vat.data.synthetic.body import Body, Joint, Part
 from vat.data.synthetic.correspondence import (
@@ -275,3 +276,9 @@ def test_outlines_touch_the_unit_square() -> None:
 def test_wrong_arguments_are_explained(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(VatError, match=message):
         SyntheticEpisodes(**arguments)
+
+
+def test_pairs_by_name_have_the_grid_that_was_asked_for():
+    sample = build("synthetic-pairs", split="test", image_size=64, grid=8)[0]
+    assert sample["flow"].shape == (2, 8, 8)
+    assert sample["valid"].shape == (8, 8)

@@ -169,7 +169,7 @@ def build(
     if cache not in ("none", "memory"):
         raise VatError(f"There is no cache '{cache}'; choose none or memory.")
     if name in SYNTHETIC:
-        return _build_synthetic(name, split, shots, image_size, seed, episodes)
+        return _build_synthetic(name, split, shots, image_size, seed, episodes, **options)
     data_set = find(name)
     if root is None:
         raise VatError(f"'{name}' needs the folder its files are in.")
@@ -183,15 +183,24 @@ def build(
 
 
 def _build_synthetic(
-    name: str, split: str, shots: int, image_size: int | None, seed: int, episodes: int | None
+    name: str,
+    split: str,
+    shots: int,
+    image_size: int | None,
+    seed: int,
+    episodes: int | None,
+    grid: int = 32,
+    **_: Any,
 ) -> Dataset[dict[str, Any]]:
+    """Other options (augment, class_balanced, ...) have no meaning here: every scene varies, every class is as likely."""
     from vat.data import synthetic  # drawing needs modules that nothing else does
 
     if name == "synthetic":
         return synthetic.SyntheticEpisodes(
             split=split, shots=shots, image_size=image_size or 473, seed=seed, episodes=episodes
         )
-    return synthetic.SyntheticPairs(split=split, image_size=image_size or 512, seed=seed, episodes=episodes)
+    size = image_size or 512
+    return synthetic.SyntheticPairs(split=split, image_size=size, grid=grid, seed=seed, episodes=episodes)
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
