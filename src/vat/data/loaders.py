@@ -192,7 +192,7 @@ def _build_synthetic(
     grid: int = 32,
     **_: Any,
 ) -> Dataset[dict[str, Any]]:
-    """Other options (augment, class_balanced, ...) have no meaning here: every scene varies, every class is as likely."""
+    """Other options (augment, class_balanced, ...) mean nothing here: every scene varies, every class is as likely."""
     from vat.data import synthetic  # drawing needs modules that nothing else does
 
     if name == "synthetic":
