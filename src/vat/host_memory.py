@@ -1,4 +1,4 @@
-"""Giving freed memory back to the operating system.
+"""Memory of the host: how much can be had, and giving freed memory back to the operating system.
 
 The C library keeps freed blocks of some megabytes for later, which is right for speed but doubles the resident size
 of a process that works in phases, as an episode on a CPU does: the backbone's maps are never needed again.
@@ -7,7 +7,9 @@ of a process that works in phases, as an episode on a CPU does: the backbone's m
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,3 +31,12 @@ def release_freed(after: Tensor) -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+def available_host_memory() -> int:
+    """Bytes that can be had without swapping; where the system does not tell, all there are."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

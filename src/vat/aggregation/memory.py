@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vat.aggregation.vtm import AggregatorSpec
 from vat.config import Backend, VATConfig
 from vat.errors import VatError
+from vat.host_memory import available_host_memory
 
 OVERRULE = "VAT_MEMORY_GB"
 """Environment variable: the memory to assume, in GB, instead of what the system says."""
@@ -155,8 +155,4 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_host_memory()

@@ -1,14 +1,13 @@
 """Decoded and resized images kept in memory, one copy for all worker processes."""
 
 import mmap
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from vat.errors import VatError
+from vat.host_memory import available_host_memory
 
 
 class ItemCache:
@@ -21,7 +20,7 @@ class ItemCache:
     """
 
     def __init__(self, count: int, channels: int, size: int):
-        needed, available = count * (channels * size * size + 9), _available_memory()
+        needed, available = count * (channels * size * size + 9), available_host_memory()
         if needed > available:
             raise VatError(
                 f"cache='memory' would take up to {needed / 2**30:.1f} GiB for {count} images of {size} px, "
@@ -57,12 +56,3 @@ class ItemCache:
         self._planes[row] = planes.numpy()
         self._sizes[row] = size
         self._filled[row] = 1  # last, so that readers never see half an item
-
-
-def _available_memory() -> int:
-    """Bytes that can be had without swapping; where the system does not tell, all there are."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
