@@ -15,7 +15,7 @@ from vat.decoder import build_decoder
 from vat.errors import VatError
 from vat.features import Backbone, FeatureMaps
 from vat.kernels.unit_features import unit_features, unit_features_reference
-from vat.network import PairNetwork
+from vat.network import PairNetwork, flatten_shots
 from vat.registry import register_family
 from vat.resize import resize
 
@@ -93,11 +93,7 @@ class VAT(PairNetwork):
         self, images: Tensor, mask: Tensor | None = None, features: FeatureMaps | None = None
     ) -> Encoded:
         """Features of K examples [B, K, 3, H, W] (or [B, 3, H, W]) under their masks, to be reused for any query."""
-        shots = 1
-        if images.ndim == 5:
-            shots = images.shape[1]
-            images = images.flatten(0, 1)
-            mask = mask.flatten(0, 1) if mask is not None else None
+        images, mask, shots = flatten_shots(images, mask)
         features = self.backbone(images) if features is None else features
         stacked = {}
         for level, grid in self._grids.items():

@@ -98,7 +98,7 @@ class PairNetwork(nn.Module):
 
     def _features_of_both(self, query: Tensor, support: Tensor) -> tuple[Any, Any]:
         """On a GPU images of one size share a pass of the backbone; a CPU prefers the smaller peak memory."""
-        examples = support.flatten(0, 1) if support.ndim == 5 else support
+        examples, _, _ = flatten_shots(support)
         if not query.is_cuda or query.shape[-2:] != examples.shape[-2:]:
             return None, None
         features = self.extract(torch.cat([query, examples]))
@@ -123,6 +123,13 @@ class PairNetwork(nn.Module):
             raise VatError(
                 f"The mask {list(mask.shape)} does not fit the support {list(support.shape)}: same size, no channel."
             )
+
+
+def flatten_shots(images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None, int]:
+    """K supports of every episode as one batch: images [B*K, 3, H, W], masks [B*K, H, W], and K."""
+    if images.ndim == 4:
+        return images, mask, 1
+    return images.flatten(0, 1), None if mask is None else mask.flatten(0, 1), images.shape[1]
 
 
 def flow_from_map(output: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from vat.config import Task
 from vat.errors import VatError
 from vat.features import Backbone
 from vat.model import Unused
-from vat.network import PairNetwork
+from vat.network import PairNetwork, flatten_shots
 from vat.registry import register_family
 from vat.resize import resize
 
@@ -150,9 +150,7 @@ class CATs(PairNetwork):
         self, images: Tensor, mask: Tensor | None = None, features: list[Tensor] | None = None
     ) -> Hyperpixels:
         """Source images [B, K, 3, H, W] or [B, 3, H, W]; there is no mask in this task."""
-        shots = 1
-        if images.ndim == 5:
-            shots, images = images.shape[1], images.flatten(0, 1)
+        images, _, shots = flatten_shots(images)
         return self._encode(self.extract(images) if features is None else features, shots)
 
     def _encode(self, features: list[Tensor], shots: int = 1) -> Hyperpixels:

@@ -22,7 +22,7 @@ from vat.errors import VatError
 from vat.features import Backbone, FeatureMaps
 from vat.kernels.unit_features import unit_features, unit_features_reference
 from vat.model import Encoded
-from vat.network import PairNetwork
+from vat.network import PairNetwork, flatten_shots
 from vat.registry import register_family
 from vat.resize import resize_query
 
@@ -104,10 +104,7 @@ class HSNet(PairNetwork):
     def encode_support(
         self, images: Tensor, mask: Tensor | None = None, features: FeatureMaps | None = None
     ) -> Encoded:
-        shots = 1
-        if images.ndim == 5:
-            shots, images = images.shape[1], images.flatten(0, 1)
-            mask = None if mask is None else mask.flatten(0, 1)
+        images, mask, shots = flatten_shots(images, mask)
         features = self.extract(images) if features is None else features
         mask = None if mask is None else mask.to(images.dtype)
         stacked = {level: self._unit(features[level], mask) for level in self.encoder.numbers}
