@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
+from vat import builtin
 from vat.config import from_dict, to_dict
 from vat.errors import VatError
 from vat.network import PairNetwork
@@ -59,8 +60,9 @@ def save(
 
 
 def load(path_or_name: str | Path, device: str | torch.device = "cpu") -> PairNetwork:
-    """A model ready for use (eval mode) from our .safetensors file or one of the authors' published files."""
-    path = Path(path_or_name)
+    """A model ready for use (eval mode): a built-in one by name ("vat-mini", "vat-mini-match"), our .safetensors
+    file, or one of the authors' published files."""
+    path = builtin.path(str(path_or_name)) if builtin.is_builtin(path_or_name) else Path(path_or_name)
     if not path.exists() and str(path_or_name) in list_models():
         raise VatError(
             f"No weights come with {str(path_or_name)!r}; load a checkpoint file, or use "

@@ -63,6 +63,29 @@ CORRESPONDENCE_STAGES = (
     StageConfig(32, 3, 16, None),
 )
 
+MINI_LEVELS = (
+    LevelConfig(5, 8, (32, 64), ((1, 1), (1, 2)), (4, 8), depth=2),
+    LevelConfig(4, 16, (32, 64), ((1, 2), (1, 2)), (4, 8), depth=2),
+    LevelConfig(3, 32, (16, 32, 64), ((1, 2), (1, 2), (1, 2)), (2, 4, 8), depth=2),
+)
+"""For two CPU cores: half of the published grids, a support of 4 x 4 cells that one window holds, half the width."""
+MINI_MATCHING_LEVELS = (
+    LevelConfig(5, 8, (32, 64), ((1, 1), (1, 1)), (4, 8), depth=2),
+    LevelConfig(4, 16, (32, 64), ((1, 2), (1, 1)), (4, 8), depth=2),
+    LevelConfig(3, 32, (32, 64), ((2, 2), (1, 2)), (4, 8), depth=2),
+)
+"""A flow has to say where in the source a cell lies, so the source keeps 8 x 8 cells."""
+MINI_STAGES = (
+    StageConfig(32, 4, 32, 64),
+    StageConfig(64, 3, 16, 32),
+    StageConfig(128, 2, 16, None),
+)
+MINI_MATCHING_STAGES = (
+    StageConfig(32, 5, 32, 64),
+    StageConfig(32, 4, 32, 48),
+    StageConfig(32, 3, 16, None),
+)
+
 
 @dataclass(frozen=True)
 class VATConfig:
@@ -89,6 +112,7 @@ class VATConfig:
     decoder_heads: int = 4
     appearance_dropout: float = 0.5
     head_dim: int = 32
+    temperature: float = 1.0  # logits are divided by it where probabilities are shown; found on held-out episodes
     carry_unused: bool = True  # keep the tensors that published files hold and the network never uses
 
     @property

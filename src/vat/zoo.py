@@ -16,7 +16,17 @@ import timm
 import vat.model  # noqa: F401  registers the family "vat"; the imports below register theirs
 from vat.baselines import CATsConfig, HSNetConfig
 from vat.baselines.cats import PFPASCAL_HYPERPIXELS, SPAIR_HYPERPIXELS
-from vat.config import CORRESPONDENCE_STAGES, SEGMENTATION_STAGES, StageConfig, VATConfig, replace
+from vat.config import (
+    CORRESPONDENCE_STAGES,
+    MINI_LEVELS,
+    MINI_MATCHING_LEVELS,
+    MINI_MATCHING_STAGES,
+    MINI_STAGES,
+    SEGMENTATION_STAGES,
+    StageConfig,
+    VATConfig,
+    replace,
+)
 from vat.errors import VatError
 from vat.network import PairNetwork
 from vat.prototype import PrototypeConfig
@@ -43,6 +53,19 @@ CORRESPONDENCE = VATConfig(
     stages=CORRESPONDENCE_STAGES,
     decoder_heads=1,
 )
+MINI = VATConfig(
+    image_size=320,
+    levels=MINI_LEVELS,
+    stages=MINI_STAGES,
+    heads=2,
+    mlp_ratio=2.0,
+    decoder_heads=2,
+    appearance_dropout=0.1,
+    carry_unused=False,
+)
+MINI_MATCH = replace(
+    MINI, task="correspondence", levels=MINI_MATCHING_LEVELS, stages=MINI_MATCHING_STAGES, position_embedding=True
+)
 TAGS: dict[str, dict[str, Any]] = {
     "vat": {
         "fss": FSS,
@@ -50,6 +73,8 @@ TAGS: dict[str, dict[str, Any]] = {
         **{f"coco_fold{i}": COCO for i in range(4)},
         "spair": CORRESPONDENCE,
         "pfpascal": CORRESPONDENCE,
+        "mini": MINI,
+        "mini_match": MINI_MATCH,
     },
     "hsnet": {
         "fss": HSNetConfig(),
@@ -75,7 +100,10 @@ LISTED_BACKBONES = {
 def list_models(pattern: str = "*") -> list[str]:
     """Names that `create_model` knows, for the papers' backbones; any timm backbone may take their place."""
     names = [
-        f"{fam}_{backbone}.{tag}" for fam, tags in TAGS.items() for backbone in LISTED_BACKBONES[fam] for tag in tags
+        f"{fam}_{backbone}.{tag}"
+        for fam, tags in TAGS.items()
+        for tag in tags
+        for backbone in (("lite4_slim",) if tag.startswith("mini") else LISTED_BACKBONES[fam])
     ]
     return fnmatch.filter(names, pattern)
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import vat.features.slim  # noqa: F401  registers the backbone of the built-in models
 from vat.errors import VatError
 from vat.features.folding import fold_batch_norm
 from vat.features.walkers import family_by_name, family_of
