@@ -10,14 +10,21 @@ if TYPE_CHECKING:
     from vat.checkpoint import load, save
     from vat.config import LevelConfig, StageConfig, VATConfig
     from vat.errors import VatError
+    from vat.matcher import Matcher
     from vat.model import VAT, vote
+    from vat.predict.results import Match, Segmentation
     from vat.runner import accelerate
+    from vat.segmenter import Segmenter
     from vat.zoo import create_model, list_models
 
 __version__ = "0.1.0"
 __all__ = [
     "VAT",
     "LevelConfig",
+    "Match",
+    "Matcher",
+    "Segmentation",
+    "Segmenter",
     "StageConfig",
     "VATConfig",
     "VatError",
@@ -32,6 +39,10 @@ __all__ = [
 _HOMES = {
     "VAT": "model",
     "LevelConfig": "config",
+    "Match": "predict.results",
+    "Matcher": "matcher",
+    "Segmentation": "predict.results",
+    "Segmenter": "segmenter",
     "StageConfig": "config",
     "VATConfig": "config",
     "VatError": "errors",

@@ -1,0 +1,240 @@
+"""What predictions come back as: `Segmentation` and `Match`, at the photo's own size and orientation.
+
+Neither knows of tensors: arrays and PIL images alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vat.errors import VatError
+from vat.predict.drawing import colour, draw_match, palette, side_by_side, tint
+
+MESH_CELLS = 64  # a warped picture is pieced together from about as many patches a side
+
+
+@dataclass(eq=False)
+class Segmentation:
+    """The masks of one photo of height H and width W.
+
+    `label_map`: uint8 [H, W], 0 is the background and i the i-th class. `probabilities`: float32 [C, H, W]; where the
+    classes compete they and the background add up to 1, where they may overlap each stands alone. The photo itself is
+    read again from `source` when a picture is asked for, so that predicting a large JPEG need not decode it whole.
+    """
+
+    classes: tuple[str, ...]
+    label_map: np.ndarray
+    probabilities: np.ndarray
+    source: Any = field(repr=False)
+    name: str | None = None
+    threshold: float = 0.5
+    overlapping: bool = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.label_map.shape[0], self.label_map.shape[1]
+
+    @property
+    def probability(self) -> np.ndarray:
+        """[H, W] of a single class, [C, H, W] of several."""
+        return self.probabilities[0] if len(self.classes) == 1 else self.probabilities
+
+    @property
+    def mask(self) -> np.ndarray:
+        """bool [H, W]: the pixels of any class."""
+        return self.label_map > 0
+
+    @cached_property
+    def masks(self) -> dict[str, np.ndarray]:
+        """Class -> bool [H, W]."""
+        if self.overlapping:
+            return {name: self.probabilities[i] >= self.threshold for i, name in enumerate(self.classes)}
+        return {name: self.label_map == i for i, name in enumerate(self.classes, 1)}
+
+    @cached_property
+    def image(self) -> Image.Image:
+        """The photo: upright, RGB, at its own size."""
+        from vat.images import read_image
+
+        return read_image(self.source)
+
+    def overlay(self, alpha: float = 0.5) -> Image.Image:
+        """The photo with every class in a colour of its own; `alpha` is the strength of the colour."""
+        return tint(self.image, list(self.masks.values()), alpha)
+
+    def cutout(self) -> Image.Image:
+        """The photo as RGBA, transparent outside of the mask."""
+        picture = self.image.copy()
+        picture.putalpha(Image.fromarray(self.mask))
+        return picture
+
+    def save(
+        self, folder: str | os.PathLike[str], stem: str | None = None, formats: Sequence[str] = ("png",)
+    ) -> list[Path]:
+        """Write files named after the photo (or `stem`) into `folder` and return their paths.
+
+        `png`: the label map, indexed (pixel values are class numbers, 0 the background); one file for each class
+        where they may overlap. `overlay`: a JPEG. `probability`: 8-bit gray, one file for each class. `cutout`: RGBA.
+        Further formats are those of `vat.predict.writers`. Every file appears whole or not at all.
+        """
+        from vat.predict.writers import WRITERS
+
+        stem = stem or Path(self.name or "result").stem
+        known: dict[str, Callable[[Segmentation, Path, str], list[Path]]] = {**PICTURES, **WRITERS}
+        unknown = [name for name in formats if name not in known]
+        if unknown:
+            raise VatError(f"There is no output format {unknown[0]!r}; there are: {', '.join(known)}.")
+        return [path for name in formats for path in known[name](self, Path(folder), stem)]
+
+
+def save_label_map(result: Segmentation, folder: Path, stem: str) -> list[Path]:
+    if result.overlapping and len(result.classes) > 1:
+        maps = {f"{stem}_{_file_part(name)}.png": mask.astype(np.uint8) for name, mask in result.masks.items()}
+        return [_write(folder / name, _indexed(labels, 1)) for name, labels in maps.items()]
+    return [_write(folder / f"{stem}.png", _indexed(result.label_map, len(result.classes)))]
+
+
+def save_overlay(result: Segmentation, folder: Path, stem: str) -> list[Path]:
+    return [_write(folder / f"{stem}_overlay.jpg", result.overlay())]
+
+
+def save_probability(result: Segmentation, folder: Path, stem: str) -> list[Path]:
+    several = len(result.classes) > 1
+    paths = []
+    for name, values in zip(result.classes, result.probabilities, strict=True):
+        ending = f"_probability_{_file_part(name)}.png" if several else "_probability.png"
+        paths.append(_write(folder / f"{stem}{ending}", Image.fromarray(np.round(255 * values).astype(np.uint8))))
+    return paths
+
+
+def save_cutout(result: Segmentation, folder: Path, stem: str) -> list[Path]:
+    return [_write(folder / f"{stem}_cutout.png", result.cutout())]
+
+
+PICTURES: dict[str, Callable[[Segmentation, Path, str], list[Path]]] = {
+    "png": save_label_map,
+    "overlay": save_overlay,
+    "probability": save_probability,
+    "cutout": save_cutout,
+}
+"""Formats that are one picture or a few for each photo; `vat.predict.writers` has the others."""
+
+
+@dataclass(eq=False)
+class Match:
+    """What was found of the `source` photo in the `target` photo.
+
+    `points` [N, 2] are (x, y) in pixels of the source, `matched` [N, 2] the same things in the target. `flow`
+    [H, W, 2], at the target's size, is the (x, y) in the source that each target pixel comes from; it may lie outside
+    of the photo. `confidence` [N] and `certainty` [H, W] lie in [0, 1]: how well a point returns to where it started
+    when it is carried there and back (`vat.matcher.agreement`).
+    """
+
+    source: Image.Image = field(repr=False)
+    target: Image.Image = field(repr=False)
+    points: np.ndarray
+    matched: np.ndarray
+    confidence: np.ndarray
+    flow: np.ndarray = field(repr=False)
+    certainty: np.ndarray = field(repr=False)
+    name: str | None = None
+
+    def warp(self) -> Image.Image:
+        """The source bent onto the target, at the target's size; black where it has nothing to show."""
+        height, width = self.flow.shape[:2]
+        rows, columns = (np.unique(np.linspace(0, side, MESH_CELLS + 1).astype(int)) for side in (height, width))
+        corners = self.flow[np.minimum(rows, height - 1)][:, np.minimum(columns, width - 1)]
+        mesh = [
+            (
+                (left, top, right, bottom),
+                (*corners[i, j], *corners[i + 1, j], *corners[i + 1, j + 1], *corners[i, j + 1]),
+            )
+            for i, (top, bottom) in enumerate(zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True))
+            for j, (left, right) in enumerate(zip(columns[:-1].tolist(), columns[1:].tolist(), strict=True))
+        ]
+        return self.source.transform((width, height), Image.Transform.MESH, mesh, Image.Resampling.BILINEAR)
+
+    def picture(self) -> Image.Image:
+        """Source and target side by side, a line from every point to its match, the surer on top."""
+        canvas, scale = side_by_side(self.source, self.target)
+        for i in np.argsort(self.confidence):
+            draw_match(canvas, self.points[i], self.matched[i] * scale + [self.source.width, 0], colour(int(i)))
+        return canvas
+
+    def as_dict(self) -> dict[str, Any]:
+        """Points, matches and confidences as plain numbers, for JSON."""
+        rows = zip(self.points.tolist(), self.matched.tolist(), self.confidence.tolist(), strict=True)
+        return {
+            "source_size": list(self.source.size),
+            "target_size": list(self.target.size),
+            "points": [{"source": s, "target": t, "confidence": c} for s, t, c in rows],
+        }
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        stem: str | None = None,
+        formats: Sequence[str] = ("json", "picture", "warp"),
+    ) -> list[Path]:
+        """Write `stem.json`, `stem.csv`, `stem_picture.jpg`, `stem_warp.jpg`, `stem_flow.npy` as asked for."""
+        folder, stem = Path(folder), stem or self.name or "match"
+        unknown = [name for name in formats if name not in MATCH_FILES]
+        if unknown:
+            raise VatError(f"There is no output format {unknown[0]!r}; there are: {', '.join(MATCH_FILES)}.")
+        return [_write(folder / f"{stem}{MATCH_FILES[name][0]}", MATCH_FILES[name][1](self)) for name in formats]
+
+
+def _csv(match: Match) -> bytes:
+    table = np.column_stack([match.points, match.matched, match.confidence])
+    lines = [",".join(f"{value:.6g}" for value in row) for row in table]
+    return "\n".join(["source_x,source_y,target_x,target_y,confidence", *lines, ""]).encode()
+
+
+def _npy(match: Match) -> bytes:
+    content = io.BytesIO()
+    np.save(content, match.flow)
+    return content.getvalue()
+
+
+MATCH_FILES: dict[str, tuple[str, Callable[[Match], bytes | Image.Image]]] = {
+    "json": (".json", lambda match: (json.dumps(match.as_dict(), indent=1) + "\n").encode()),
+    "csv": (".csv", _csv),
+    "picture": ("_picture.jpg", Match.picture),
+    "warp": ("_warp.jpg", Match.warp),
+    "flow": ("_flow.npy", _npy),
+}
+"""Format -> ending of the file, and what is written into it."""
+
+
+def _indexed(labels: np.ndarray, classes: int) -> Image.Image:
+    picture = Image.fromarray(labels)
+    picture.putpalette(palette(classes))
+    return picture
+
+
+def _file_part(name: str) -> str:
+    """A class name as part of a file name."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+
+
+def _write(path: Path, content: bytes | Image.Image) -> Path:
+    from vat.checkpoint import write_atomically
+
+    if isinstance(content, Image.Image):
+        stream = io.BytesIO()
+        options: dict[str, Any] = {"quality": 90} if path.suffix == ".jpg" else {}
+        content.save(stream, "JPEG" if path.suffix == ".jpg" else "PNG", **options)
+        content = stream.getvalue()
+    write_atomically(path, content)
+    return path
