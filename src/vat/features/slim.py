@@ -24,7 +24,11 @@ TEACHER = "tf_efficientnet_lite4"
 KEPT: tuple[tuple[int, ...], ...] = ((0,), (0, 3), (0, 2, 3), (0, 2, 4, 5), (0, 2, 4, 5), (0, 4, 7), (0,))
 """Blocks of the teacher's seven stages that stay. The first of a stage changes width or stride, the last makes the
 map that the next stage was trained on."""
-_STAGES = ("ds_r{}_k3_s1_e1_c24", "ir_r{}_k3_s2_e6_c32", "ir_r{}_k5_s2_e6_c56", "ir_r{}_k3_s2_e6_c112") + (
+_STAGES = (
+    "ds_r{}_k3_s1_e1_c24",
+    "ir_r{}_k3_s2_e6_c32",
+    "ir_r{}_k5_s2_e6_c56",
+    "ir_r{}_k3_s2_e6_c112",
     "ir_r{}_k5_s1_e6_c160",
     "ir_r{}_k5_s2_e6_c272",
     "ir_r{}_k3_s1_e6_c448",
@@ -54,7 +58,7 @@ def lite4_slim(pretrained: bool = False, **kwargs: Any) -> EfficientNet:
     kwargs.setdefault("pad_type", "same")
     stages = [[stage.format(len(kept))] for stage, kept in zip(_STAGES, KEPT, strict=True)]
     activation, norm_options = resolve_act_layer(kwargs, "relu6"), resolve_bn_args(kwargs)
-    return build_model_with_cfg(  # type: ignore[no-any-return]
+    return build_model_with_cfg(
         EfficientNet,
         "lite4_slim",
         pretrained,
@@ -85,5 +89,5 @@ def from_teacher(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if block in KEPT[stage]:
             kept[f"blocks.{stage}.{KEPT[stage].index(block)}.{found[3]}"] = tensor
     if "blocks.5.2.conv_pw.weight" not in kept:
-        raise VatError(f"These are not the weights of {TEACHER}: a stage lacks the blocks that the slim backbone keeps.")
+        raise VatError(f"These are not the weights of {TEACHER}: blocks that the slim backbone keeps are missing.")
     return kept
