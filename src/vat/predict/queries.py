@@ -27,18 +27,15 @@ class Query:
     """A photo, or one frame of a video.
 
     `name` is what people read: the path below the folder that all queries share, with `#frame` for a frame.
-    `key` is the same without what the outputs do not need; no two queries of a search have the same.
+    `key` is the same without what the outputs do not need; no two queries of a search have the same. `stamp` is
+    the file's size and time when it was found: they change when the photo does.
     """
 
     path: Path
     name: str
     key: str
+    stamp: tuple[int, int]
     frame: int | None = None
-
-    def stamp(self) -> list[int]:
-        """Size and time of the file: they change when the photo does."""
-        stat = self.path.stat()
-        return [stat.st_size, stat.st_mtime_ns]
 
 
 def find_queries(sources: Sequence[str | Path], *, exclude: Iterable[Path] = (), every: int = 1) -> list[Query]:
@@ -61,12 +58,21 @@ def find_queries(sources: Sequence[str | Path], *, exclude: Iterable[Path] = (),
     names = [path.relative_to(root).as_posix() for path in found]
     queries: list[Query] = []
     for path, name, key in zip(found, names, _keys(names), strict=True):
+        stamp = _stamp(path)
         if path.suffix.lower() in VIDEO_SUFFIXES:
-            frames = range(0, count_frames(path), every)
-            queries += [Query(path, f"{name}#{frame}", f"{key}/{frame:06d}", frame) for frame in frames]
+            frames = range(0, count_frames(path) or 1, every)  # of a damaged video the first, for reading it to tell
+            queries += [Query(path, f"{name}#{frame}", f"{key}/{frame:06d}", stamp, frame) for frame in frames]
         else:
-            queries.append(Query(path, name, key))
+            queries.append(Query(path, name, key, stamp))
     return queries
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0  # a link to nowhere, say; reading it will tell
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _expand(source: str) -> list[Path]:
@@ -135,16 +141,13 @@ def read_queries(queries: Iterable[Query]) -> Iterator[tuple[Query, Image.Image 
 
 
 def count_frames(path: Path) -> int:
-    """Frames of a video, from its packets: nothing is decoded."""
+    """Frames of a video, from its packets: nothing is decoded. 0 if it cannot be read."""
     av = _video_reader(path)
     try:
         with av.open(str(path)) as container:
-            count = sum(packet.size > 0 for packet in container.demux(video=0))
-    except (av.error.FFmpegError, IndexError, ValueError) as error:
-        raise VatError(f"'{path}' is not a video that can be read ({error}).") from None
-    if count == 0:
-        raise VatError(f"The video '{path}' holds no frame.")
-    return count
+            return sum(packet.size > 0 for packet in container.demux(video=0))
+    except (av.error.FFmpegError, IndexError, ValueError):
+        return 0
 
 
 def _read_frames(path: Path, wanted: list[Query]) -> Iterator[tuple[Query, Image.Image | VatError]]:

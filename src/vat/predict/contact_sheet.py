@@ -1,0 +1,121 @@
+"""A page with all results at a glance: one HTML file that holds its pictures and needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import numpy as np
+from PIL import Image
+
+from vat.predict.drawing import colour, tint
+
+if TYPE_CHECKING:
+    from vat.predict.results import Segmentation
+
+SIDE = 240
+"""Longer side of a thumbnail in pixels: about 8 kB each, so that a thousand photos make a page of 12 MB."""
+
+STYLE = """
+body { font: 15px/1.4 system-ui, sans-serif; margin: 0; background: #f7f7f5; color: #222 }
+header { position: sticky; top: 0; background: #fffd; padding: .8em 1.2em; border-bottom: 1px solid #ddd; z-index: 1 }
+h1 { font-size: 1.1em; margin: 0 0 .4em }
+header label, header input, header select { margin-right: 1em; font: inherit }
+i { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .35em }
+main { display: flex; flex-wrap: wrap; gap: 12px; padding: 1.2em }
+figure { margin: 0; width: 240px; background: #fff; border: 1px solid #ddd; content-visibility: auto;
+  contain-intrinsic-size: 240px 260px }
+figure img { display: block; margin: auto; max-width: 240px; height: auto }
+figcaption { padding: .4em .6em; font-size: .85em; overflow-wrap: anywhere }
+small { color: #666; display: block }
+[hidden] { display: none }
+"""
+
+SCRIPT = """
+const tiles = [...document.querySelectorAll('figure')], main = document.querySelector('main');
+const text = document.getElementById('text'), order = document.getElementById('order');
+const boxes = [...document.querySelectorAll('header input[type=checkbox]')];
+function show() {
+  const wanted = boxes.filter(box => box.checked).map(box => box.value), words = text.value.toLowerCase();
+  let count = 0;
+  for (const tile of tiles) {
+    const has = JSON.parse(tile.dataset.classes);
+    tile.hidden = !(tile.dataset.name.includes(words) && wanted.every(name => has.includes(name)));
+    count += !tile.hidden;
+  }
+  document.getElementById('count').textContent = count + ' of ' + tiles.length;
+}
+function sort() {
+  const by = order.value;
+  tiles.sort((a, b) => by === 'name' ? a.dataset.place - b.dataset.place : b.dataset.share - a.dataset.share);
+  main.append(...tiles);
+}
+text.oninput = show; order.onchange = sort; boxes.forEach(box => box.onchange = show); show();
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A photo on the sheet: its thumbnail as JPEG, the share of it that each class covers, and where a click leads."""
+
+    name: str
+    picture: bytes
+    shares: dict[str, float]
+    link: str | None = None
+
+
+def thumbnail(result: Segmentation) -> bytes:
+    """The photo with its masks, small, as JPEG. Masks shrink with the photo before they are drawn, which is fast."""
+    picture = result.image.copy()
+    picture.thumbnail((SIDE, SIDE))
+    masks = [
+        np.asarray(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST), dtype=bool)
+        for mask in result.masks.values()
+    ]
+    content = io.BytesIO()
+    tint(picture, masks, 0.5).save(content, "JPEG", quality=80)
+    return content.getvalue()
+
+
+def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> str:
+    """The page: tiles to filter by class and name, in the order given or by the area found."""
+    figures = "\n".join(_figure(place, tile) for place, tile in enumerate(tiles))
+    boxes = "".join(
+        f'<label><input type="checkbox" value="{escape(name)}"><i style="background:rgb{colour(number)}"></i>'
+        f"{escape(name)}</label>"
+        for number, name in enumerate(classes)
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{escape(title)}</title><style>{STYLE}</style></head>
+<body><header><h1>{escape(title)} <small id="count"></small></h1>
+<input id="text" type="search" placeholder="name" aria-label="Show names with this text">
+<select id="order" aria-label="Order"><option value="name">by name</option>
+<option value="area">by area</option></select>
+{boxes}</header>
+<main>
+{figures}
+</main>
+<script>{SCRIPT}</script></body></html>
+"""
+
+
+def _figure(place: int, tile: Tile) -> str:
+    present = {name: share for name, share in tile.shares.items() if share > 0}
+    listed = ", ".join(f"{name} {share:.1%}" for name, share in present.items()) or "nothing found"
+    names = json.dumps(list(present))
+    data = base64.b64encode(tile.picture).decode()
+    picture = f'<img loading="lazy" alt="{escape(tile.name)}" src="data:image/jpeg;base64,{data}">'
+    if tile.link is not None:
+        picture = f'<a href="{escape(quote(tile.link))}">{picture}</a>'
+    share, name = sum(present.values()), escape(tile.name.lower())
+    return (
+        f'<figure data-place="{place}" data-share="{share:.6f}" data-name="{name}" data-classes="{escape(names)}">'
+        f"{picture}<figcaption>{escape(tile.name)}<small>{escape(listed)}</small></figcaption></figure>"
+    )
