@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from vat.cli import bench, data, demo, evaluate, models, runs, train
+from vat.cli import bench, data, demo, distill, evaluate, match, models, runs, segment, train
 from vat.errors import VatError
 
 app = typer.Typer(
@@ -28,11 +28,14 @@ def options(
         os.environ["VAT_DEBUG"] = "1"
 
 
+segment.register(app)
+match.register(app)
 models.register(app)
 demo.register(app)
 evaluate.register(app)
 bench.register(app)
 train.register(app)
+distill.register(app)
 runs.register(app)
 app.add_typer(data.app, name="data")
 

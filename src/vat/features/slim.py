@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vat.errors import VatError
 
 TEACHER = "tf_efficientnet_lite4"
-KEPT: tuple[tuple[int, ...], ...] = ((0,), (0, 3), (0, 2, 3), (0, 2, 4, 5), (0, 2, 4, 5), (0, 4, 7), (0,))
+KEPT: tuple[tuple[int, ...], ...] = ((0,), (0, 3), (0, 2, 3), (0, 2, 4, 5), (0, 2, 4, 5), (0, 5, 7), (0,))
 """Blocks of the teacher's seven stages that stay. The first of a stage changes width or stride, the last makes the
 map that the next stage was trained on."""
 _STAGES = (
@@ -70,11 +70,6 @@ def lite4_slim(pretrained: bool = False, **kwargs: Any) -> EfficientNet:
         norm_layer=partial(nn.BatchNorm2d, **norm_options),
         **kwargs,
     )
-
-
-def teacher_block(stage: int, block: int) -> int:
-    """Which block of the teacher's stage a block of the slim one was."""
-    return KEPT[stage][block]
 
 
 def from_teacher(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

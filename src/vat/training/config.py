@@ -147,10 +147,15 @@ def load_experiment(path: str | Path, changes: Iterable[str] = ()) -> Experiment
     A file may name another one, relative to itself, as its `base`: it then holds only what differs.
     """
     path = Path(path)
+    return build_experiment(read_settings(path, changes), path)
+
+
+def read_settings(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """The nested mappings of a YAML file and its bases, after `section.key=value` changes."""
     values = _read(path, ())
     for change in changes:
         _apply(values, change)
-    return build_experiment(values, path)
+    return values
 
 
 def build_experiment(values: dict[str, Any], origin: str | Path) -> Experiment:
