@@ -1,1 +1,1 @@
-"""What stands between a photo and the network: masks of every form, examples on disk, tiles, results and their files."""
+"""Between a photo and the network: masks of every form, examples on disk, tiles, results and their files."""

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Segmentation:
     label_map: np.ndarray
     probabilities: np.ndarray
     source: Any = field(repr=False)
-    name: str | None = None
+    name: str | None = None  # the file's name, or its path within the folder that was worked on
     threshold: float = 0.5
     overlapping: bool = False
 
@@ -82,7 +83,7 @@ class Segmentation:
     def save(
         self, folder: str | os.PathLike[str], stem: str | None = None, formats: Sequence[str] = ("png",)
     ) -> list[Path]:
-        """Write files named after the photo (or `stem`) into `folder` and return their paths.
+        """Write files named after the photo (or `stem`) into `folder`, or below it, and return their paths.
 
         `png`: the label map, indexed (pixel values are class numbers, 0 the background); one file for each class
         where they may overlap. `overlay`: a JPEG. `probability`: 8-bit gray, one file for each class. `cutout`: RGBA.
@@ -90,7 +91,7 @@ class Segmentation:
         """
         from vat.predict.writers import WRITERS
 
-        stem = stem or Path(self.name or "result").stem
+        stem = stem or Path(self.name or "result").with_suffix("").as_posix()
         known: dict[str, Callable[[Segmentation, Path, str], list[Path]]] = {**PICTURES, **WRITERS}
         unknown = [name for name in formats if name not in known]
         if unknown:
@@ -154,14 +155,14 @@ class Match:
         """The source bent onto the target, at the target's size; black where it has nothing to show."""
         height, width = self.flow.shape[:2]
         rows, columns = (np.unique(np.linspace(0, side, MESH_CELLS + 1).astype(int)) for side in (height, width))
-        corners = self.flow[np.minimum(rows, height - 1)][:, np.minimum(columns, width - 1)]
+        # PIL counts from the corners of pixels, the flow from their centres: a corner lies between two centres.
+        before = self.flow[np.maximum(rows - 1, 0)][:, np.maximum(columns - 1, 0)]
+        after = self.flow[np.minimum(rows, height - 1)][:, np.minimum(columns, width - 1)]
+        corner = (before + after) / 2 + 0.5
         mesh = [
-            (
-                (left, top, right, bottom),
-                (*corners[i, j], *corners[i + 1, j], *corners[i + 1, j + 1], *corners[i, j + 1]),
-            )
-            for i, (top, bottom) in enumerate(zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True))
-            for j, (left, right) in enumerate(zip(columns[:-1].tolist(), columns[1:].tolist(), strict=True))
+            ((left, top, right, bottom), (*corner[i, j], *corner[i + 1, j], *corner[i + 1, j + 1], *corner[i, j + 1]))
+            for i, (top, bottom) in enumerate(pairwise(rows.tolist()))
+            for j, (left, right) in enumerate(pairwise(columns.tolist()))
         ]
         return self.source.transform((width, height), Image.Transform.MESH, mesh, Image.Resampling.BILINEAR)
 
