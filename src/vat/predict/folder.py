@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FORMATS = (*PICTURES, *WRITERS)
 HIDDEN = ".vat"
+ENDINGS = (".png", ".txt", "_overlay.jpg", "_cutout.png", "_probability.png")
 COCO_FILE, PAGE_FILE, NAMES_FILE = "instances.json", "index.html", "data.yaml"
 
 
@@ -68,6 +69,19 @@ class OutputFolder:
         if unknown or not formats:
             raise VatError(f"There is no output format '{', '.join(unknown)}'; there are {', '.join(FORMATS)}.")
         self.folder, self.formats, self.fingerprint, self.classes = folder, list(formats), fingerprint, list(classes)
+
+    def protect(self, queries: Sequence[Query], examples: Sequence[Path], searched: Sequence[Path]) -> None:
+        """Refuse a folder where results would overwrite photos, or be taken for photos by the next search."""
+        place = Path(os.path.abspath(self.folder))
+        folders = [Path(os.path.abspath(folder)) for folder in searched]
+        inputs = {query.path for query in queries} | {Path(os.path.abspath(path)) for path in examples}
+        within = any(place != folder and place.is_relative_to(folder) for folder in folders)  # a search passes it over
+        for query in queries:
+            lost = [path for ending in ENDINGS if (path := Path(f"{place / query.key}{ending}")) in inputs]
+            if lost:
+                raise VatError(f"A result would overwrite '{lost[0]}'; choose another --out.")
+            if not within and any((place / query.key).is_relative_to(folder) for folder in folders):
+                raise VatError(f"The results would lie among the photos in '{self.folder}'; choose another --out.")
 
     def is_done(self, query: Query) -> bool:
         """Whether all files that are asked for are there, of this photo and of these examples."""
