@@ -102,7 +102,7 @@ def test_show_and_bench_need_no_folder_for_synthetic_data(tmp_path: Path) -> Non
 
 
 def test_bench_prints_a_rate_for_every_augmentation(tmp_path: Path) -> None:
-    done = run("bench", "fss", fakes.fss(tmp_path), "--seconds", 0.1, "--image-size", 32)
+    done = run("bench", "fss", fakes.fss(tmp_path), "--seconds", 0.1, "--size", 32)
     assert done.exit_code == 0, done.output
     for word in ("strong", "cats+pfenet", "memory", "episodes / s"):
         assert word in done.output

@@ -300,7 +300,7 @@ def test_published_rows_match_fold_and_shots(model, fabric):
 VAT = Path(sys.executable).parent / "vat"
 COMMAND = [
     *("eval", "--model", "prototype_resnet18.cosine", "--data", "synthetic", "--shots", "1,2"),
-    *("--episodes", "5", "--image-size", "64", "--workers", "0"),
+    *("--episodes", "5", "--size", "64", "--workers", "0"),
 ]
 
 

@@ -32,7 +32,7 @@ def bench(
         "inference,cached"
     ),
     precision: Annotated[str, typer.Option(help="float32, bfloat16, float16, comma-separated.")] = "float32,bfloat16",
-    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
+    batch: Annotated[str, typer.Option("--batch-size", help="Batch sizes, comma-separated.")] = "1",
     shots: Annotated[str, typer.Option(help="Numbers of supports, comma-separated.")] = "1",
     size: Annotated[int | None, typer.Option(help="Side of the square input; default: the model's own.")] = None,
     backends: Annotated[str, typer.Option(help="reference, fast, comma-separated.")] = "reference,fast",

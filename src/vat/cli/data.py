@@ -119,7 +119,9 @@ def bench(
     split: Split = "train",
     fold: Fold = 0,
     shots: Shots = 1,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images; default the data set's own.")] = None,
+    image_size: Annotated[
+        int | None, typer.Option("--size", help="Side of the images; default the data set's own.")
+    ] = None,
     splits: Splits = None,
     seconds: Annotated[float, typer.Option(help="Time for each line.", min=0.1)] = 3.0,
 ) -> None:

@@ -39,7 +39,9 @@ def evaluate(
     shots: Annotated[str, typer.Option(help="Numbers of support images, comma-separated; all in one pass.")] = "1",
     splits: Annotated[Path | None, typer.Option(help="Folder with published split lists.")] = None,
     backbone_weights: Annotated[Path | None, typer.Option(help="File with the backbone of a model name.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images; default: the model's own.")] = None,
+    image_size: Annotated[
+        int | None, typer.Option("--size", help="Side of the images; default: the model's own.")
+    ] = None,
     episodes: Annotated[int | None, typer.Option(help="How many; default: the benchmark's number.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the episodes (and of untrained weights).")] = 0,
     voting: Annotated[str, typer.Option(help="How K masks become one: paper or published.")] = "paper",
