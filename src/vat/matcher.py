@@ -131,14 +131,10 @@ def _checked(points: Any, size: Size) -> Tensor:
         array = np.empty(0)
     if array.ndim != 2 or array.shape[1] != 2:
         raise VatError("Points are a list of (x, y) in pixels of the first photo, such as [(120, 80), (200, 95)].")
-    outside = [
-        point for point in array.tolist() if not all(-0.5 <= v <= s - 0.5 for v, s in zip(point, size, strict=True))
-    ]
-    if outside:
-        x, y = outside[0]
-        raise VatError(
-            f"The point ({x:g}, {y:g}) lies outside of the first photo, which has {size[0]}x{size[1]} pixels."
-        )
+    inside = ((array >= -0.5) & (array <= np.array(size) - 0.5)).all(axis=1)
+    if not inside.all():
+        x, y = array[~inside][0]
+        raise VatError(f"The point ({x:g}, {y:g}) lies outside of the first photo of {size[0]}x{size[1]} pixels.")
     return torch.from_numpy(array)
 
 

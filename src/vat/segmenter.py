@@ -40,6 +40,25 @@ _Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
+class Options:
+    """What `Segmenter.predict` takes beside the photo."""
+
+    threshold: float = 0.5
+    overlapping: bool = False
+    tiles: Tiles = None
+    scales: Sequence[float] = (1.0,)
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise VatError(f"threshold is {self.threshold}; it is a probability, from 0 to 1.")
+        self.views()  # refuses what cannot be, before anything is computed
+
+    def views(self) -> Views:
+        return Views(self.tiles, tuple(self.scales), self.flip)
+
+
+@dataclass(frozen=True)
 class _Photo:
     """A photo as read: `pixels` uint8 [3, h, w], perhaps smaller than its own `size` (height, width)."""
 
@@ -147,12 +166,12 @@ class Segmenter:
             scales: sizes to look at the photo in, relative to the network's own; the mean is taken.
             flip: look at the mirrored photo too.
         """
-        views = Views(tiles, tuple(scales), flip)
-        return self._segment(self._read(image, views), views, threshold, overlapping)
+        options = Options(threshold, overlapping, tiles, scales, flip)
+        return self._segment(self._read(image, options), options, self._learnt())
 
     def predict_batch(self, images: Iterable[ImageLike], **options: Any) -> list[Segmentation]:
         """`predict` for several photos, with its options; the next ones are read while one is worked on."""
-        return [result for _, result in self._stream(images, "raise", **options)]
+        return [result for _, result in self._stream(images, "raise", Options(**options))]
 
     def predict_folder(
         self, folder: str | os.PathLike[str], recursive: bool = True, on_error: OnError = "raise", **options: Any
@@ -167,52 +186,47 @@ class Segmenter:
             raise VatError(f"There is no folder '{root}'.")
         found = sorted(root.rglob("*") if recursive else root.iterdir())
         photos = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
-        for path, result in self._stream(photos, on_error, **options):
+        for path, result in self._stream(photos, on_error, Options(**options)):
             result.name = path.relative_to(root).as_posix()
             yield result
 
     def _stream(
-        self,
-        images: Iterable[_Item],
-        on_error: OnError,
-        threshold: float = 0.5,
-        overlapping: bool = False,
-        tiles: Tiles = None,
-        scales: Sequence[float] = (1.0,),
-        flip: bool = False,
+        self, images: Iterable[_Item], on_error: OnError, options: Options
     ) -> Iterator[tuple[_Item, Segmentation]]:
-        views = Views(tiles, tuple(scales), flip)
-        for image, reading in _ahead(lambda item: self._read(item, views), images):
+        learnt = self._learnt()
+        for image, reading in _ahead(lambda item: self._read(item, options), images):
             try:
-                yield image, self._segment(reading.result(), views, threshold, overlapping)
+                result = self._segment(reading.result(), options, learnt)
             except VatError as error:
                 if on_error == "raise":
                     raise
                 if callable(on_error):
                     on_error(image, error)  # type: ignore[arg-type]
+                continue
+            yield image, result
 
-    def _read(self, image: Any, views: Views) -> _Photo:
+    def _learnt(self) -> Fitted:
+        if not self._fitted.classes:
+            raise VatError("Nothing was learnt yet: call fit with labelled examples first.")
+        return self._fitted
+
+    def _read(self, image: Any, options: Options) -> _Photo:
         size = image_size(image)
-        pixels = read_pixels(image, views.needed_side(size, self.engine.image_size))
+        pixels = read_pixels(image, options.views().needed_side(size, self.engine.image_size))
         return _Photo(pixels, size, image)
 
-    def _segment(self, photo: _Photo, views: Views, threshold: float, overlapping: bool) -> Segmentation:
-        fitted = self._fitted
-        if not fitted.classes:
-            raise VatError("There is nothing to look for yet: call fit with labelled examples first.")
-        if not 0 <= threshold <= 1:
-            raise VatError(f"threshold is {threshold}; it is a probability, from 0 to 1.")
-        scores = class_scores(self.engine, fitted.chunks, fitted.owners, photo.pixels, photo.size, views)
+    def _segment(self, photo: _Photo, options: Options, learnt: Fitted) -> Segmentation:
+        scores = class_scores(self.engine, learnt.chunks, learnt.owners, photo.pixels, photo.size, options.views())
         best, winner = scores.max(0)
-        labels = torch.where(best >= torch.logit(torch.tensor(threshold)), winner + 1, 0).to(torch.uint8)
+        labels = torch.where(best >= torch.tensor(options.threshold).logit(), winner + 1, 0).to(torch.uint8)
         return Segmentation(
-            classes=fitted.classes,
+            classes=learnt.classes,
             label_map=labels.numpy(),
-            probabilities=(scores.sigmoid() if overlapping else posterior(scores)).numpy(),
+            probabilities=(scores.sigmoid() if options.overlapping else posterior(scores)).numpy(),
             source=photo.source,
             name=Path(photo.source).name if isinstance(photo.source, str | os.PathLike) else None,
-            threshold=threshold,
-            overlapping=overlapping,
+            threshold=options.threshold,
+            overlapping=options.overlapping,
         )
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -223,9 +237,7 @@ class Segmenter:
         A model that is not built in goes into the file too, so that it needs nothing else. `dtype` stores features
         in another precision: float16 halves them.
         """
-        if not self._fitted.classes:
-            raise VatError("There is nothing to save yet: call fit with labelled examples first.")
-        save_fitted(self._fitted, self.engine, Path(file), dtype)
+        save_fitted(self._learnt(), self.engine, Path(file), dtype)
 
     @classmethod
     def load(
