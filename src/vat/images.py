@@ -11,20 +11,23 @@ Whatever comes in (file, bytes, PIL image, array, tensor) leaves as an upright 8
 
 import io
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
 
 import numpy as np
-import torch
 from PIL import ExifTags, Image, ImageOps
 
 from vat.errors import VatError
 
-ImageLike: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | torch.Tensor
+if TYPE_CHECKING:  # `vat.runtime` reads images where torch is not installed
+    import torch
+
+ImageLike: TypeAlias = Union[str, os.PathLike[str], bytes, Image.Image, np.ndarray, "torch.Tensor"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 MAX_PIXELS = 200_000_000
@@ -76,15 +79,25 @@ def image_size(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> tuple[int,
         return (image.width, image.height) if turned else (image.height, image.width)
 
 
-def to_tensor(image: Image.Image) -> torch.Tensor:
+def to_tensor(image: Image.Image) -> "torch.Tensor":
     """RGB image to `uint8` [3, H, W]; a view of H,W,C memory, which torchvision resizes fastest."""
+    import torch
+
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
+    """Found out without torch, which may not be installed: who has a tensor has imported it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _describe(source: ImageLike) -> str:
     if isinstance(source, (str, os.PathLike)):
         return f"'{os.fspath(source)}'"
-    kinds = {bytes: "the image data", np.ndarray: "the array", torch.Tensor: "the tensor"}
+    if is_tensor(source):
+        return "the tensor"
+    kinds = {bytes: "the image data", np.ndarray: "the array"}
     return kinds.get(type(source), "the image")
 
 
@@ -109,7 +122,7 @@ def _readable(source: ImageLike) -> Iterator[str]:
 
 
 def _open(source: ImageLike, name: str, max_pixels: int) -> Image.Image:
-    if isinstance(source, torch.Tensor):
+    if is_tensor(source):
         source = _channels_last(source.detach().cpu())
     if isinstance(source, np.ndarray):
         source = _from_array(source, name)
@@ -133,8 +146,8 @@ def _open(source: ImageLike, name: str, max_pixels: int) -> Image.Image:
     return image
 
 
-def _channels_last(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
+def _channels_last(tensor: "torch.Tensor") -> np.ndarray:
+    if tensor.dtype.is_floating_point and tensor.element_size() == 2:  # NumPy has no bfloat16
         tensor = tensor.float()
     return tensor.permute(1, 2, 0).numpy() if tensor.ndim == 3 else tensor.numpy()
 

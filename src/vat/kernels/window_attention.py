@@ -197,7 +197,7 @@ def _axes(values: Sequence[int]) -> Axes:
     return a, b, c, d
 
 
-class _WindowGroup(NamedTuple):
+class WindowGroup(NamedTuple):
     """Windows whose tokens have the same regions and padding, so that one mask serves them all."""
 
     tokens: Tensor  # [windows, N] token numbers inside the image
@@ -206,7 +206,7 @@ class _WindowGroup(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def _window_groups(grid: Axes, window: Axes, shift: Axes) -> tuple[_WindowGroup, ...]:
+def window_groups(grid: Axes, window: Axes, shift: Axes) -> tuple[WindowGroup, ...]:
     """Where the tokens of all windows lie: at most a few groups (one without shift and padding)."""
     token = torch.zeros(1, dtype=torch.long)
     code = torch.zeros(1, dtype=torch.long)
@@ -223,7 +223,7 @@ def _window_groups(grid: Axes, window: Axes, shift: Axes) -> tuple[_WindowGroup,
     for i, pattern in enumerate(patterns):
         mask = OTHER_REGION * (pattern[:, None] != pattern[None, :]).float()
         mask[:, pattern < 0] = float("-inf")
-        groups.append(_WindowGroup(token[member == i], pattern >= 0, mask))
+        groups.append(WindowGroup(token[member == i], pattern >= 0, mask))
     return tuple(groups)
 
 
@@ -231,7 +231,7 @@ def _window_chunks(qkv: Tensor, window: Sequence[int], shift: Sequence[int]) -> 
     """A few windows at a time: their token numbers in the batch, which of them are real, and their mask."""
     grid = _axes(qkv.shape[1:5])
     at_once = max(1, GATHER_BYTES // (prod(window) * qkv.shape[-1] * qkv.element_size()))
-    for group in _window_groups(grid, _axes(window), _axes(shift)):
+    for group in window_groups(grid, _axes(window), _axes(shift)):
         tokens, real, mask = (t.to(qkv.device) for t in group)
         for image in range(qkv.shape[0]):
             for chunk in tokens.split(at_once):

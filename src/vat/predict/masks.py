@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from PIL import Image
 
 from vat.errors import VatError
-from vat.images import MAX_PIXELS, ImageLike, read_mask
+from vat.images import MAX_PIXELS, ImageLike, is_tensor, read_mask
 
 MaskLike: TypeAlias = ImageLike | dict[str, Any] | list[Any]
 """A picture in any form; {"size", "counts"}; [[x, y, x, y, ...], ...]; a JSON file of these; labelme's dict or file."""
@@ -203,7 +202,7 @@ def _is_one_polygon(shapes: Any) -> bool:
 
 
 def _is_row(entry: Any) -> bool:
-    return isinstance(entry, list | tuple | np.ndarray | torch.Tensor)
+    return isinstance(entry, list | tuple | np.ndarray) or is_tensor(entry)
 
 
 def _corners(shape: Any, name: str) -> np.ndarray:

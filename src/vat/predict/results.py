@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from vat.errors import VatError
+from vat.files import write_atomically
 from vat.predict.drawing import colour, draw_match, palette, side_by_side, tint
 
 MESH_CELLS = 64  # a warped picture is pieced together from about as many patches a side
@@ -89,10 +90,12 @@ class Segmentation:
         where they may overlap. `overlay`: a JPEG. `probability`: 8-bit gray, one file for each class. `cutout`: RGBA.
         Further formats are those of `vat.predict.writers`. Every file appears whole or not at all.
         """
-        from vat.predict.writers import WRITERS
-
         stem = stem or Path(self.name or "result").with_suffix("").as_posix()
-        known: dict[str, Callable[[Segmentation, Path, str], list[Path]]] = {**PICTURES, **WRITERS}
+        known: dict[str, Callable[[Segmentation, Path, str], list[Path]]] = dict(PICTURES)
+        if not known.keys() >= set(formats):
+            from vat.predict.writers import WRITERS  # which needs more packages than pictures do
+
+            known |= WRITERS
         unknown = [name for name in formats if name not in known]
         if unknown:
             raise VatError(f"There is no output format {unknown[0]!r}; there are: {', '.join(known)}.")
@@ -230,8 +233,6 @@ def _file_part(name: str) -> str:
 
 
 def _write(path: Path, content: bytes | Image.Image) -> Path:
-    from vat.checkpoint import write_atomically
-
     if isinstance(content, Image.Image):
         stream = io.BytesIO()
         options: dict[str, Any] = {"quality": 90} if path.suffix == ".jpg" else {}
