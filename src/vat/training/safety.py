@@ -14,10 +14,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+from lightning import Fabric
 from torch import Tensor, nn
 
 from vat.checkpoint import write_atomically
-from vat.errors import VatError
+from vat.errors import DoesNotFit, VatError
 from vat.summary import human
 
 STOP_SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, n)]
@@ -110,6 +111,19 @@ class Recent:
         return Reading(float(values[:, :-1].mean()), float(values[:, -1].mean()), bad)
 
 
+def bad_step(folder: Path, reading: Reading, fabric: Fabric) -> VatError:
+    """The error for losses that are not finite: the episodes of all processes at the first step that failed."""
+    found = (reading.bad.number, describe_bad_step(reading.bad)) if reading.bad else None
+    everyone: list[Any] = [found]
+    if fabric.world_size > 1:
+        everyone = [None] * fabric.world_size
+        torch.distributed.all_gather_object(everyone, found)
+    failures = [failure for failure in everyone if failure is not None]
+    first = min(number for number, _ in failures)
+    episodes = [episode for number, names in failures if number == first for episode in names]
+    return report_bad_episodes(folder, first, episodes)
+
+
 def describe_bad_step(step: Step) -> list[dict[str, Any]]:
     """The episodes of a step whose loss is not finite; all of them where only the gradient is not."""
     losses = step.losses.tolist()
@@ -131,6 +145,15 @@ def report_bad_episodes(folder: Path, step: int, episodes: list[dict[str, Any]])
     )
 
 
+def too_large_batch(gradient: Callable[[dict[str, Any]], None], batch: dict[str, Any], accumulate: int) -> DoesNotFit:
+    """The error for a batch that filled the memory: parts of it are tried to find out what would have fitted."""
+    tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
+    episodes = len(next(iter(tensors.values())))
+    torch.cuda.empty_cache()
+    fitting = largest_fitting(lambda size: gradient({k: v[:size] for k, v in tensors.items()}), episodes)
+    return memory_advice(episodes, fitting, accumulate)
+
+
 def largest_fitting(attempt: Callable[[int], None], size: int) -> int | None:
     """The first of size/2, size/4, ..., 1 episodes that `attempt` gets through within the memory."""
     while size > 1:
@@ -144,15 +167,15 @@ def largest_fitting(attempt: Callable[[int], None], size: int) -> int | None:
     return None
 
 
-def memory_advice(batch: int, fitting: int | None, accumulate: int) -> VatError:
+def memory_advice(batch: int, fitting: int | None, accumulate: int) -> DoesNotFit:
     """The error for a batch that does not fit, with the setting that would."""
     if fitting is None:
-        return VatError(
+        return DoesNotFit(
             f"Not even one episode fits into the device's memory (tried {batch} at a time); "
             "choose a smaller data.image_size or a smaller backbone."
         )
     parts = accumulate * -(-batch // fitting)
-    return VatError(
+    return DoesNotFit(
         f"{batch} episodes at a time do not fit into the device's memory, {fitting} do: "
         f"--set training.accumulate={parts} keeps the batch size and the result."
     )

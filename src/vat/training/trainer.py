@@ -35,16 +35,13 @@ from vat.training.journal import Journal
 from vat.training.optim import AveragedWeights, make_optimizer, rate, set_rate
 from vat.training.report import SETTINGS, write_report
 from vat.training.safety import (
-    Reading,
     Recent,
     Step,
     StopRequest,
+    bad_step,
     check_folder,
     check_gradients,
-    describe_bad_step,
-    largest_fitting,
-    memory_advice,
-    report_bad_episodes,
+    too_large_batch,
 )
 from vat.training.state import LAST, Progress, bytes_needed, load_state, save_state
 from vat.training.tasks import Batch, names_of, task_for
@@ -178,7 +175,7 @@ class Trainer:
             return self._gradient(batch, synchronise=last)
         except torch.OutOfMemoryError:
             pass  # leaving the handler first lets go of the graph that filled the memory
-        raise self._does_not_fit(batch)
+        raise too_large_batch(self._part_gradient, batch, self.share.accumulate)
 
     def _gradient(self, batch: Batch, synchronise: bool) -> Tensor:
         with self.fabric.no_backward_sync(self.model, enabled=not synchronise):
@@ -187,6 +184,11 @@ class Trainer:
             self.fabric.backward(losses.mean() / self.share.accumulate)
         self._latest = (prediction.detach(), batch)
         return losses.detach()
+
+    def _part_gradient(self, part: Batch) -> None:
+        """A gradient that is thrown away; the other processes take no part in it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradient(part, synchronise=False)
 
     def _make_forward(self) -> Any:
         """The wrapped model, or its recorded graphs."""
@@ -221,7 +223,7 @@ class Trainer:
             reading.loss, reading.bad is not None, stop.asked, self.progress.minutes + seconds / 60
         )
         if bad:
-            raise self._not_finite(reading)
+            raise bad_step(self.out, reading, self.fabric)
         episodes = (self.progress.step - self._read_at) * self.settings.batch_size
         self._read_at, self.progress.minutes = self.progress.step, minutes
         self.task.measure(self.running, *self._latest, by_class=False)
@@ -351,32 +353,6 @@ class Trainer:
             return True
         just_read = self._read_at == self.progress.step
         return just_read and minutes is not None and self.progress.minutes - since >= minutes
-
-    # -- problems --------------------------------------------------------------------------------
-
-    def _not_finite(self, reading: Reading) -> VatError:
-        """The error with the episodes of all processes at the first step that failed."""
-        found = (reading.bad.number, describe_bad_step(reading.bad)) if reading.bad else None
-        everyone: list[Any] = [found]
-        if self.fabric.world_size > 1:
-            everyone = [None] * self.fabric.world_size
-            torch.distributed.all_gather_object(everyone, found)
-        failures = [failure for failure in everyone if failure is not None]
-        first = min(number for number, _ in failures)
-        episodes = [episode for number, names in failures if number == first for episode in names]
-        return report_bad_episodes(self.out, first, episodes)
-
-    def _does_not_fit(self, batch: Batch) -> VatError:
-        """Find out how many episodes would have fitted; the other processes take no part in it."""
-
-        def attempt(size: int) -> None:
-            part = {key: value[:size] for key, value in batch.items() if isinstance(value, Tensor)}
-            self.optimizer.zero_grad(set_to_none=True)
-            self._gradient(part, synchronise=False)
-
-        torch.cuda.empty_cache()
-        micro = self.share.micro_batch
-        return memory_advice(micro, largest_fitting(attempt, micro), self.share.accumulate)
 
     # -- words -----------------------------------------------------------------------------------
 
