@@ -106,7 +106,7 @@ def test_blocks_follow_their_formula(name, fast):
     expected = []
     for x in tokens.flatten(1, 4):
         for block in module.blocks:
-            x = x + FORMULAS[name](norm(x, block.norm1), block.mixer, SPEC.heads)
+            x = x + FORMULAS[name](norm(x, block.norm1), block.attn, SPEC.heads)
             x = x + mlp(norm(x, block.norm2), block.mlp)
         expected.append(x)
     torch.testing.assert_close(module(tokens), torch.stack(expected).view(tokens.shape))

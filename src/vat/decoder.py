@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vat.aggregation.swin import LayerNorm, swin_blocks
+from vat.aggregation.block import LayerNorm
+from vat.aggregation.swin import swin_blocks
 from vat.config import StageConfig, VATConfig
 from vat.errors import VatError
 from vat.resize import resize, resize_tokens

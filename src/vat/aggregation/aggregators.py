@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from vat.aggregation.attention import AdditiveAttention, LinearAttention, SelfAttention, TokenBlock, TokenMlp
+from vat.aggregation.attention import AdditiveAttention, LinearAttention, SelfAttention, TokenMlp
+from vat.aggregation.block import TransformerBlock
 from vat.aggregation.center_pivot import center_pivot_units
 from vat.aggregation.vtm import AggregatorSpec, register_aggregator
 from vat.errors import VatError
@@ -27,7 +28,8 @@ class SequenceBlocks(nn.Module):
         super().__init__()
         if spec.dim % spec.heads:
             raise VatError(f"{spec.heads} heads do not divide the {spec.dim} channels of the tokens.")
-        self.blocks = nn.Sequential(*(TokenBlock(spec.dim, make_mixer(), spec.mlp_ratio) for _ in range(spec.depth)))
+        blocks = (TransformerBlock(spec.dim, make_mixer(), spec.mlp_ratio) for _ in range(spec.depth))
+        self.blocks = nn.Sequential(*blocks)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.blocks(tokens.flatten(1, 4)).view(tokens.shape)

@@ -1,4 +1,4 @@
-"""Transformer blocks on sequences of tokens `[B, N, D]`, in which every token may attend to every other.
+"""Mixers of sequences of tokens `[B, N, D]`, in which every token may see every other.
 
 Softmax attention compares all pairs of tokens, which the fast path does without ever storing them. The other
 mixers avoid the comparison: linear attention by a kernel that factorises, additive attention by global
@@ -11,28 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vat.aggregation.swin import LayerNorm, Mlp
-from vat.kernels.mlp import mlp_block
-
-
-class TokenBlock(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, dim: int, mixer: nn.Module, mlp_ratio: float, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.fast = True
-        self.norm1 = LayerNorm(dim)
-        self.mixer = mixer
-        self.norm2 = LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.norm1.eps = self.norm2.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mixer(self.norm1(x))
-        if not self.fast:
-            return x + self.mlp(self.norm2(x))
-        norm, fc1, fc2 = self.norm2, self.mlp.fc1, self.mlp.fc2
-        return mlp_block(x, norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias, norm.eps)
+from vat.aggregation.block import Mlp
 
 
 class SelfAttention(nn.Module):

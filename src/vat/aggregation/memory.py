@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from vat.aggregation.vtm import AggregatorSpec
 from vat.config import Backend, VATConfig
-from vat.errors import VatError
+from vat.errors import DoesNotFit, VatError
 from vat.host_memory import available_host_memory
 
 OVERRULE = "VAT_MEMORY_GB"
@@ -112,7 +112,7 @@ class MemoryGuard:
         self._fits: set[tuple[object, ...]] = set()
         needed, available = memory_estimate(config), available_memory(torch.device("cpu"))
         if needed > available:
-            raise VatError(self._sentence(needed, 1, available))
+            raise DoesNotFit(self._sentence(needed, 1, available), needed)
 
     def __call__(self, features: Tensor, fast: bool) -> None:
         """`features`: any tensor [B, ...] of the batch. Asking the system takes time: once a case will do."""
@@ -132,7 +132,7 @@ class MemoryGuard:
 
         if needed(fast) > available:
             frugal = needed(True) if not fast and needed(True) <= available else None
-            raise VatError(self._sentence(needed(fast), batch, available, frugal))
+            raise DoesNotFit(self._sentence(needed(fast), batch, available, frugal), needed(fast))
 
     def _sentence(self, needed: int, batch: int, available: int, frugal: int | None = None) -> str:
         query, support = self.config.levels[-1].out_grid()

@@ -1,4 +1,4 @@
-"""Swin blocks on tokens `[B, H1, H2, H3, H4, C]`: four axes for the VTM, (H, W, 1, 1) for the decoder."""
+"""Window attention on tokens `[B, H1, H2, H3, H4, C]`: four axes for the VTM, (H, W, 1, 1) for the decoder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import itertools
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vat.kernels.layer_norm import layer_norm, layer_norm_reference
-from vat.kernels.mlp import mlp_block
+from vat.aggregation.block import TransformerBlock
 from vat.kernels.window_attention import window_attention, window_attention_reference
 
 Axes = tuple[int, int, int, int]
@@ -23,18 +21,6 @@ def relative_position_index(window: Axes) -> Tensor:
     offsets = positions[:, None] - positions[None] + torch.tensor(window) - 1  # N, N, 4
     weights = torch.tensor([int(spans[axis + 1 :].prod()) for axis in range(4)])
     return (offsets * weights).sum(-1)
-
-
-class LayerNorm(nn.LayerNorm):
-    """In the dtype of its input, statistics in float32; autocast would widen tokens to float32 and back."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.fast = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        normalise = layer_norm if self.fast else layer_norm_reference
-        return normalise(x, self.weight, self.bias, self.eps)
 
 
 class WindowAttention(nn.Module):
@@ -66,39 +52,9 @@ class WindowAttention(nn.Module):
         return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, shift))
 
 
-class Mlp(nn.Module):
-    """Linear, exact GELU, Linear."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
-class SwinBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, dim: int, heads: int, window: Axes, shift: Axes, mlp_ratio: float) -> None:
-        super().__init__()
-        self.fast = True
-        self.norm1 = LayerNorm(dim)
-        self.attn = WindowAttention(dim, heads, window, shift)
-        self.norm2 = LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        if not self.fast:
-            return x + self.mlp(self.norm2(x))
-        norm, fc1, fc2 = self.norm2, self.mlp.fc1, self.mlp.fc2
-        return mlp_block(x, norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias, norm.eps)
-
-
 def swin_blocks(dim: int, heads: int, window: Axes, depth: int, mlp_ratio: float) -> nn.Sequential:
     """`depth` blocks, every odd one with windows shifted by half their size on each axis."""
     still: Axes = (0, 0, 0, 0)
     half: Axes = (window[0] // 2, window[1] // 2, window[2] // 2, window[3] // 2)
-    return nn.Sequential(*(SwinBlock(dim, heads, window, half if i % 2 else still, mlp_ratio) for i in range(depth)))
+    attentions = (WindowAttention(dim, heads, window, half if i % 2 else still) for i in range(depth))
+    return nn.Sequential(*(TransformerBlock(dim, attention, mlp_ratio) for attention in attentions))

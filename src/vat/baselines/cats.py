@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vat.aggregation.attention import SelfAttention, TokenBlock
+from vat.aggregation.attention import SelfAttention
+from vat.aggregation.block import TransformerBlock
 from vat.config import Task
 from vat.errors import VatError
 from vat.features import Backbone
@@ -76,8 +77,8 @@ class MultiLevelBlock(nn.Module):
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float) -> None:
         super().__init__()
-        self.within = TokenBlock(dim, SelfAttention(dim, heads), mlp_ratio, NORM_EPS)
-        self.across = TokenBlock(dim, SelfAttention(dim, heads), mlp_ratio, NORM_EPS)
+        self.within = TransformerBlock(dim, SelfAttention(dim, heads), mlp_ratio, NORM_EPS)
+        self.across = TransformerBlock(dim, SelfAttention(dim, heads), mlp_ratio, NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, N, D] -> the same shape."""

@@ -112,11 +112,11 @@ _CATS_NAMES = {
 }
 _CATS_PARTS = {
     "norm1": "within.norm1",
-    "attn": "within.mixer",
+    "attn": "within.attn",
     "norm4": "within.norm2",
     "mlp2": "within.mlp",
     "norm3": "across.norm1",
-    "attn_multiscale": "across.mixer",
+    "attn_multiscale": "across.attn",
     "norm2": "across.norm2",
     "mlp": "across.mlp",
 }
