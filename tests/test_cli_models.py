@@ -2,18 +2,18 @@
 
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import vat
+from command import VAT
+from command import models as models
+from command import run as run
 from published import segmentation_shapes, write
 
-VAT = Path(sys.executable).parent / "vat"
 
-
-def run(*arguments, code=0):
+def installed(*arguments, code=0):
+    """The command by itself, as the shell starts it."""
     done = subprocess.run([VAT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -23,11 +23,11 @@ def run(*arguments, code=0):
     ("name", "count"),
     [("vat_resnet50.fss", 3_680_410), ("vat_resnet101.spair", 3_822_640)],
 )
-def test_info_prints_the_published_counts(name, count):
+def test_info_prints_the_published_counts(run, name, count):
     assert f"{count:,}" in run("info", name)
 
 
-def test_info_as_json_counts_every_part():
+def test_info_as_json_counts_every_part(run):
     report = json.loads(run("info", "vat_resnet50.coco_fold0", "--json"))
     assert report["learnable"] == 3_006_490
     assert sum(row["parameters"] for row in report["rows"]) == report["learnable"] + report["backbone"]
@@ -35,7 +35,7 @@ def test_info_as_json_counts_every_part():
     assert 0.98 * report["multiply_adds"] <= counted <= report["multiply_adds"]
 
 
-def test_convert_writes_a_file_that_loads(tmp_path):
+def test_convert_writes_a_file_that_loads(run, tmp_path):
     source = write(tmp_path / "best_model.pt", segmentation_shapes("resnet50", "pascal"))
     out = tmp_path / "ours.safetensors"
     assert "resnet50" in run("convert", source, out, "--half")
@@ -52,12 +52,67 @@ def test_convert_writes_a_file_that_loads(tmp_path):
         (["info"], "Missing argument"),
     ],
 )
-def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, sentence):
+def test_wrong_use_is_one_sentence_and_exit_code_2(run, arguments, sentence):
     errors = run(*arguments, code=2)
     assert sentence in errors
     assert "Traceback" not in errors
 
 
-def test_models_lists_names():
+def test_models_lists_names(run):
     assert "vat_resnet101.spair" in run("models")
-    assert json.loads(run("models", "vat*fss", "--json")) == ["vat_resnet50.fss", "vat_resnet101.fss"]
+    rows = json.loads(run("models", "vat*fss", "--json"))
+    assert [row["name"] for row in rows] == ["vat_resnet50.fss", "vat_resnet101.fss"]
+    assert rows[0] == {
+        "name": "vat_resnet50.fss",
+        "built_in": False,
+        "family": "vat",
+        "task": "segmentation",
+        "backbone": "resnet50",
+        "image_size": 473,
+    }
+
+
+def test_built_in_models_come_first(run, models, monkeypatch):
+    files = {"vat-mini": models["segmentation"], "vat-mini-match": models["correspondence"]}
+    monkeypatch.setattr("vat.builtin.path", files.get)
+    rows = json.loads(run("models", "--json"))
+    assert [(row["name"], row["task"]) for row in rows if row["built_in"]] == [
+        ("vat-mini", "segmentation"),
+        ("vat-mini-match", "correspondence"),
+    ]
+    assert rows[0]["name"] == "vat-mini"
+    assert json.loads(run("info", "vat-mini", "--json"))["image_size"] == 96
+
+
+def test_convert_as_json(tmp_path, run, models):
+    said = json.loads(run("convert", models["correspondence"], tmp_path / "half.safetensors", "--half", "--json"))
+    assert said["task"] == "correspondence"
+    assert said["bytes"] == (tmp_path / "half.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_for_this_command(shell):
+    assert "_VAT_COMPLETE" in installed("--show-completion", shell)
+
+
+def test_completion_knows_options_and_built_in_models(monkeypatch):
+    for words, expected in (
+        ("vat segm", "segment"),
+        ("vat segment --over", "--overlapping"),
+        ("vat info vat-m", "vat-mini"),
+    ):
+        monkeypatch.setenv("_VAT_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert expected in installed()
+
+
+@pytest.mark.parametrize("command", ["segment", "match", "models", "info", "convert", "eval", "bench", "train", "demo"])
+def test_help_has_an_example(run, command):
+    assert f"vat {command} " in run(command, "--help").split("Arguments")[0].split("Usage", 1)[1].split("xample", 1)[1]
+
+
+def test_errors_of_the_installed_command():
+    assert installed("info", "absent.pt", code=2) == "vat: There is no file absent.pt.\n"
+    assert "Traceback" in installed("--debug", "info", "absent.pt", code=1)
+    assert "Usage" in installed("--help")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from vat.cli.options import Json, model_names
 from vat.errors import VatError
 
 if TYPE_CHECKING:
     from vat.network import PairNetwork
-
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,34 +26,58 @@ def register(app: typer.Typer) -> None:
 
 
 def models(
-    pattern: Annotated[str, typer.Argument(help="Shell pattern, e.g. '*pascal*'.")] = "*", as_json: JSON = False
+    pattern: Annotated[str, typer.Argument(help="Shell pattern, e.g. '*pascal*'.")] = "*", as_json: Json = False
 ) -> None:
-    """List the models that `vat.create_model` knows by name.
+    """List the models: those that come trained inside the package, and those to train or to load weights into.
 
-    Any backbone of timm with strides 4/8/16/32, or a plain ViT, may take the place of the listed ones.
+    Any backbone of timm with strides 4/8/16/32, or a plain ViT, may take
+    the place of the listed ones.
 
     Example: vat models '*fss*'
     """
-    from vat.zoo import config_of, list_models
-
-    names = list_models(pattern)
+    rows = [*_builtin_rows(pattern), *_named_rows(pattern)]
     if as_json:
-        print(json.dumps(names))
+        print(json.dumps(rows, indent=1))
         return
-    table = Table("model", "task", "backbone", "image size", "appearance levels", box=None)
-    for name in names:
-        config = config_of(name)[1]
-        levels = ", ".join(f"conv{s.appearance}_x" for s in getattr(config, "stages", ()) if s.appearance is not None)
-        table.add_row(name, config.task, config.backbone, str(config.image_size), levels)
+    table = Table("model", "weights", "task", "backbone", "image size", box=None)
+    for row in rows:
+        weights = "built in" if row["built_in"] else ""
+        table.add_row(row["name"], weights, row["task"], row["backbone"], str(row["image_size"]))
     Console().print(table)
 
 
+def _builtin_rows(pattern: str) -> list[dict[str, Any]]:
+    from vat import builtin
+    from vat.checkpoint import describe
+
+    rows = []
+    for name in fnmatch.filter(builtin.BUILTIN, pattern):
+        with suppress(VatError):  # an installation without the file has not got the model
+            description = describe(builtin.path(name))
+            rows.append(_row(name, description["family"], description["config"], built_in=True))
+    return rows
+
+
+def _named_rows(pattern: str) -> list[dict[str, Any]]:
+    from vat.config import to_dict
+    from vat.zoo import config_of, list_models
+
+    found = ((name, *config_of(name)) for name in list_models(pattern))
+    return [_row(name, family, to_dict(config), built_in=False) for name, family, config in found]
+
+
+def _row(name: str, family: str, config: dict[str, Any], built_in: bool) -> dict[str, Any]:
+    settings = {key: config[key] for key in ("task", "backbone", "image_size")}
+    return {"name": name, "built_in": built_in, "family": family, **settings}
+
+
 def open_model(name_or_file: str) -> PairNetwork:
-    """A model by name (untrained) or from a checkpoint file."""
+    """A built-in model, one from a checkpoint file, or one by name (untrained)."""
+    from vat import builtin
     from vat.checkpoint import load
     from vat.zoo import create_model
 
-    if Path(name_or_file).exists():
+    if builtin.is_builtin(name_or_file) or Path(name_or_file).exists():
         return load(name_or_file)
     if name_or_file.endswith((".pt", ".pth", ".safetensors")):
         raise VatError(f"There is no file {name_or_file}.")
@@ -60,13 +85,18 @@ def open_model(name_or_file: str) -> PairNetwork:
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="A model's name (see `vat models`), a family, or a checkpoint file.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's name (see `vat models`), a family, or a checkpoint file.", autocompletion=model_names
+        ),
+    ],
     size: Annotated[int | None, typer.Option(help="Side of the square input; default: the model's own.")] = None,
-    as_json: JSON = False,
+    as_json: Json = False,
 ) -> None:
     """Show a model part by part: parameters, output shapes, multiply-adds, memory.
 
-    Example: vat info vat_resnet50.fss
+    Example: vat info vat-mini
     """
     from vat.summary import human, summarize
 
@@ -95,6 +125,7 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A published checkpoint (best_model.pt), or one of ours.")],
     destination: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
     half: Annotated[bool, typer.Option("--half", help="Store float16: half the size.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Convert a published checkpoint to one self-describing .safetensors file.
 
@@ -110,6 +141,16 @@ def convert(
 
     model = load(source)
     save(model, destination, dtype=torch.float16 if half else None, notes={"converted_from": source.name})
-    task = getattr(model.config, "task", "")
+    written = {
+        "file": str(destination),
+        "family": model.family,
+        "backbone": model.config.backbone,
+        "task": model.config.task,
+        "bytes": destination.stat().st_size,
+        "version": vat.__version__,
+    }
+    if as_json:
+        print(json.dumps(written, indent=1))
+        return
     size = human(destination.stat().st_size, 1024)
-    print(f"{destination}: {model.family} {model.config.backbone} for {task}, {size}B (vat {vat.__version__})")
+    print("{file}: {family} {backbone} for {task}".format(**written) + f", {size}B (vat {vat.__version__})")

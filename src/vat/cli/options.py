@@ -11,14 +11,14 @@ from vat.builtin import BUILTIN
 from vat.errors import VatError
 
 
-def _model_names(incomplete: str) -> list[tuple[str, str]]:
+def model_names(incomplete: str) -> list[tuple[str, str]]:
     """For shell completion: the built-in models at once, files by the shell itself."""
     return [(name, purpose) for name, purpose in BUILTIN.items() if name.startswith(incomplete)]
 
 
 Model = Annotated[
     str | None,
-    typer.Option(help="A built-in model (`vat models`) or a checkpoint file.", autocompletion=_model_names),
+    typer.Option(help="A built-in model (`vat models`) or a checkpoint file.", autocompletion=model_names),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto: the best there is.")]
 Size = Annotated[int | None, typer.Option(help="Side the photos are scaled to; default: the model's own.", min=32)]
