@@ -33,6 +33,7 @@ from vat.predict.tiles import Tiles, Views, class_scores
 OnError = Literal["raise", "skip"] | Callable[[Path, VatError], None]
 
 CHUNK_ON_GPU = 8  # examples that meet a photo at once; on a CPU one by one is as fast and takes the least memory
+PIXELS_AT_ONCE = 1 << 18
 READERS = 3  # threads that decode the photos to come
 
 _Item = TypeVar("_Item")
@@ -217,12 +218,11 @@ class Segmenter:
 
     def _segment(self, photo: _Photo, options: Options, learnt: Fitted) -> Segmentation:
         scores = class_scores(self.engine, learnt.chunks, learnt.owners, photo.pixels, photo.size, options.views())
-        best, winner = scores.max(0)
-        labels = torch.where(best >= torch.tensor(options.threshold).logit(), winner + 1, 0).to(torch.uint8)
+        labels = decide(scores, options.threshold, options.overlapping)
         return Segmentation(
             classes=learnt.classes,
             label_map=labels.numpy(),
-            probabilities=(scores.sigmoid() if options.overlapping else posterior(scores)).numpy(),
+            probabilities=scores.numpy(),
             source=photo.source,
             name=Path(photo.source).name if isinstance(photo.source, str | os.PathLike) else None,
             threshold=options.threshold,
@@ -256,10 +256,26 @@ class Segmenter:
         return segmenter
 
 
+def decide(scores: Tensor, threshold: float, overlapping: bool) -> Tensor:
+    """Label map uint8 [H, W] of log-odds [C, H, W], which are turned into probabilities in place.
+
+    The most probable class takes a pixel where it reaches the threshold. A few rows at a time: a large photo would
+    otherwise need several times its memory for intermediate results.
+    """
+    least = torch.tensor(threshold).logit()
+    labels = torch.empty(scores.shape[1:], dtype=torch.uint8)
+    step = max(1, PIXELS_AT_ONCE // scores.shape[2])
+    for part, row in zip(scores.split(step, dim=1), labels.split(step), strict=True):
+        best, winner = part.max(0)
+        row.copy_(torch.where(best >= least, winner + 1, 0))
+        part.copy_(part.sigmoid() if overlapping else posterior(part))
+    return labels
+
+
 def posterior(scores: Tensor) -> Tensor:
     """Probabilities [C, H, W] of classes that compete with each other and the background, which has log-odds 0."""
-    background = torch.zeros_like(scores[:1])
-    return torch.cat([background, scores]).softmax(0)[1:]
+    odds = scores.exp()
+    return odds / (1 + odds.sum(0))
 
 
 def _ahead(read: Callable[[_Item], _Read], items: Iterable[_Item]) -> Iterator[tuple[_Item, Future[_Read]]]:

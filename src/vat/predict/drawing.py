@@ -26,13 +26,13 @@ def palette(classes: int) -> list[int]:
 
 def tint(image: Image.Image, masks: list[np.ndarray], alpha: float) -> Image.Image:
     """The picture with the pixels of each mask [H, W] in the colour of its number, and outlined in it."""
-    pixels = np.array(image, dtype=np.uint8)
     width = line_width(image)
     for number, mask in enumerate(masks):
-        rgb = np.array(colour(number), dtype=np.float32)
-        pixels[mask] = np.round((1 - alpha) * pixels[mask] + alpha * rgb).astype(np.uint8)
-        pixels[mask & ~_shrunk(mask, width)] = rgb.astype(np.uint8)
-    return Image.fromarray(pixels)
+        plain = Image.new("RGB", image.size, colour(number))
+        edge = mask & ~_shrunk(mask, width)
+        image = Image.composite(Image.blend(image, plain, alpha), image, Image.fromarray(mask))
+        image = Image.composite(plain, image, Image.fromarray(edge))
+    return image
 
 
 def line_width(image: Image.Image) -> int:
