@@ -56,12 +56,19 @@ def test_outlines_fill_to_the_mask_they_were_drawn_around(mask):
 def test_polygons_agree_with_a_test_of_every_pixel_centre(points):
     expected = np.zeros(SIZE, dtype=bool)
     y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
-    for (x0, y0), (x1, y1) in zip(points, points[1:] + points[:1], strict=True):
-        if y0 != y1:
-            expected ^= ((y0 <= y) != (y1 <= y)) & (x > x0 + (y - y0) / (y1 - y0) * (x1 - x0))
+    for edge in zip(points, points[1:] + points[:1], strict=True):
+        (x0, y0), (x1, y1) = sorted(edge, key=lambda point: point[1])
+        if y0 < y1:
+            expected ^= (y0 <= y) & (y < y1) & (x >= x0 + (y - y0) / (y1 - y0) * (x1 - x0))
     found = from_polygons([[v for point in points for v in point]], SIZE)
     assert np.count_nonzero(found != expected) <= 2  # centres that lie on an edge, to the last bit
     assert np.array_equal(from_polygons(points, SIZE), found)
+
+
+def test_a_seam_of_no_width_leaves_no_trace():
+    assert not from_polygons([[0, 0, 35, 35, 0, 0]], SIZE).any()
+    ring = [5, 5, 35, 5, 35, 35, 5, 35, 5, 5, 11, 12, 11, 25, 24, 25, 24, 12, 11, 12, 5, 5]
+    assert np.array_equal(from_polygons([ring], SIZE), box(5, 5, 35, 35) & ~box(12, 11, 25, 24))
 
 
 @pytest.mark.parametrize(

@@ -222,11 +222,11 @@ def _fill(corners: np.ndarray, size: Size) -> np.ndarray:
     switches = np.zeros((height, width + 1), dtype=bool)
     limits = np.clip(np.ceil(corners[:, 1] - 0.5), 0, height).astype(int)  # first row at or below each corner
     for i in range(len(corners)):
-        (x0, y0), (x1, y1) = corners[i - 1], corners[i]
-        first, last = sorted((limits[i - 1], limits[i]))
-        if first == last:
+        upper, lower = (i - 1, i) if corners[i - 1, 1] < corners[i, 1] else (i, i - 1)  # seams round alike both ways
+        rows = np.arange(limits[upper], limits[lower])
+        if not rows.size:
             continue
-        rows = np.arange(first, last)
+        (x0, y0), (x1, y1) = corners[upper], corners[lower]
         x = x0 + (rows + 0.5 - y0) / (y1 - y0) * (x1 - x0)
         columns = np.clip(np.ceil(x - 0.5), 0, width).astype(int)
         switches[rows, columns] ^= True
