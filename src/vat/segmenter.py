@@ -76,8 +76,8 @@ class Segmenter:
         device: "auto" takes CUDA, else MPS, else the CPU.
         precision: "auto" is bfloat16 on CUDA and float32 elsewhere.
         image_size: side of the square that photos are resized to; by default the one the model was trained at.
-        batch_size: how many examples meet a photo at once. It changes speed and memory, never the masks: photos go
-            through the network one by one.
+        batch_size: how many examples meet a photo at once. It changes speed and memory, and results by no more than
+            rounding. Photos go through the network one by one, so that none depends on another.
 
     Predictions may be asked for from several threads; they take turns.
     """
