@@ -10,6 +10,7 @@ from vat.data.correspondence import PairDataset
 from vat.data.episodes import EpisodeDataset
 from vat.data.keypoints import keypoint_flow, transfer_points
 from vat.data.loaders import SYNTHETIC, build, collate, names, open_source, task_of
+from vat.data.mixed import MixedDataset
 from vat.data.transforms import AUGMENTATIONS, Augmentation
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Augmentation",
     "CheckReport",
     "EpisodeDataset",
+    "MixedDataset",
     "PairDataset",
     "build",
     "check",

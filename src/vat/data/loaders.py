@@ -15,6 +15,7 @@ from vat.data.episodes import EpisodeDataset
 from vat.data.pairs import PairSource, PFPascalSource, PFWillowSource, SPairSource
 from vat.data.segmentation import FolderSource, PascalSource, SegmentationSource
 from vat.data.transforms import Augmentation
+from vat.data.warped import PhotoSource, WarpedPairs
 from vat.errors import VatError
 
 
@@ -50,11 +51,12 @@ class DataSet:
     folds: int = 1
 
 
+CLASS_PARTS = ("train", "val", "test", "all")
+
+
 def _folders(dataset: str, threshold: int | None) -> Callable[[Place], FolderSource]:
     return lambda place: FolderSource(place.root, place.split, place.splits, dataset, threshold)
 
-
-CLASS_PARTS = ("train", "val", "test", "all")
 
 DATA_SETS: dict[str, DataSet] = {
     "pascal": DataSet(
@@ -62,6 +64,7 @@ DATA_SETS: dict[str, DataSet] = {
         lambda p: PascalSource(p.root, p.split, p.fold, p.splits, p.cache_dir),
         473,
         "the PASCAL VOC 2012 home page (images) and the SBD 'SegmentationClassAug' masks, as linked by HSNet",
+        CLASS_PARTS,
         folds=4,
     ),
     "coco": DataSet(
@@ -82,6 +85,7 @@ DATA_SETS: dict[str, DataSet] = {
         "pairs", lambda p: PFWillowSource(p.root), 512, "the Proposal Flow home page (PF-WILLOW)", ("test",)
     ),
     "caltech": DataSet("pairs", lambda p: CaltechSource(p.root), 512, "the Caltech-101 home page", ("test",)),
+    "warped": DataSet("pairs", lambda p: PhotoSource(p.root, p.split), 512, "any folder of photos"),
 }
 SYNTHETIC: dict[str, Literal["episodes", "pairs"]] = {"synthetic": "episodes", "synthetic-pairs": "pairs"}
 """Data sets that are drawn instead of read."""
@@ -139,6 +143,7 @@ def build(
     augment: str = "none",
     cache: Literal["none", "memory"] = "none",
     cache_dir: str | Path | None = None,
+    mode: Literal["train", "test"] | None = None,
     **options: Any,
 ) -> Dataset[dict[str, Any]]:
     """Build a data set by name.
@@ -155,6 +160,7 @@ def build(
         augment: name of a set in `vat.data.transforms.Augmentation`.
         cache: "memory" keeps decoded images.
         cache_dir: where derived lists are kept; default the user's cache folder.
+        mode: how samples are drawn; default as the split says.
         options: further arguments of `EpisodeDataset` (class_balanced, original_size) or `PairDataset`
             (grid).
     """
@@ -175,8 +181,10 @@ def build(
         raise VatError(f"'{name}' needs the folder its files are in.")
     source = open_source(name, root, split=split, fold=fold, splits=splits, cache_dir=cache_dir)
     side = image_size or data_set.image_size
-    mode: Literal["train", "test"] = "train" if split == "train" else "test"
+    mode = mode or ("train" if split == "train" else "test")
     transform = Augmentation(augment, side)
+    if isinstance(source, PhotoSource):
+        return WarpedPairs(source, side, seed, episodes, mode, cache=cache, **options)
     if isinstance(source, PairSource):
         return PairDataset(source, side, seed, episodes, mode, transform, cache=cache, **options)
     return EpisodeDataset(source, shots, side, seed, episodes, mode, transform, cache=cache, **options)

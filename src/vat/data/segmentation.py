@@ -102,7 +102,10 @@ class SegmentationSource(ABC):
 
 
 class PascalSource(SegmentationSource):
-    """PASCAL-5i: fold i tests on classes 5i+1 .. 5i+5 and trains on the other fifteen."""
+    """PASCAL-5i: fold i tests on classes 5i+1 .. 5i+5 and trains on the other fifteen.
+
+    The split "all" is every listed image of all twenty classes, to train models that are tested on other data.
+    """
 
     test_protocol = "in order"
 
@@ -115,14 +118,16 @@ class PascalSource(SegmentationSource):
         if not self.masks.is_dir():
             self.masks = locate(self.root, "SegmentationClass") / "SegmentationClass"
             notes.append("SegmentationClassAug is missing; the smaller SegmentationClass is used.")
-        folds = [fold] if split != "train" else [other for other in range(4) if other != fold]
+        chosen = {"train": [f for f in range(4) if f != fold], "all": [0, 1, 2, 3]}
+        folds = chosen.get(split, [fold])
         class_ids = [5 * f + c for f in folds for c in range(1, 6)]
         classes = {class_id: PASCAL_CLASSES[class_id - 1] for class_id in class_ids}
         if splits is not None:
-            part = "trn" if split == "train" else "val"
-            lists = [find_list(splits, "pascal", f"{part}/fold{f}.txt") for f in folds]
-            listed = [_parse_entry(line, path) for path in lists if path for line in read_lines(path)]
-            rule = f"published lists {part}/fold{{{','.join(map(str, folds))}}}.txt"
+            parts = {"train": ["trn"], "all": ["trn", "val"]}.get(split, ["val"])
+            lists = [find_list(splits, "pascal", f"{part}/fold{f}.txt") for part in parts for f in folds]
+            lines = [_parse_entry(line, path) for path in lists if path for line in read_lines(path)]
+            listed = list(dict.fromkeys(lines))
+            rule = f"published lists {'+'.join(parts)}/fold{{{','.join(map(str, folds))}}}.txt"
         else:
             listed, rule = self._derive(split, classes, cache_dir)
         present = _stems(self.root / "JPEGImages") & _stems(self.masks)
@@ -140,7 +145,7 @@ class PascalSource(SegmentationSource):
         else:
             val = {name for name in listed if zlib.crc32(name.encode()) % 5 == 0}
             what = "every fifth image by checksum"
-        wanted = {name: ids for name, ids in listed.items() if (name in val) == (split != "train")}
+        wanted = {name: ids for name, ids in listed.items() if split == "all" or (name in val) == (split != "train")}
         entries = [(name, c) for name in sorted(wanted) for c in wanted[name] if c in classes]
         return entries, f"derived: {what} for validation, the rest to train on; classes from {MIN_AREA} px on"
 

@@ -16,6 +16,7 @@ from vat.errors import VatError
 from vat.launch import Precision
 
 PRETRAINED = "pretrained"
+MIXED = "mixed"
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,23 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class PartSettings:
+    """One of several data sets that are trained on together, or another one to validate on."""
+
+    name: str
+    root: str | None = None  # inside data.root
+    split: str = "train"
+    fold: int = 0
+    share: float = 1.0  # of the samples, relative to the other parts
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """What it is trained on: arguments of `vat.data.build`."""
 
-    name: str = "synthetic"
+    name: str = "synthetic"  # "mixed": all of `parts`
     root: str | None = None
+    parts: tuple[PartSettings, ...] = ()
     splits: str | None = None
     fold: int = 0
     shots: int = 1
@@ -74,6 +87,7 @@ class ValidationSettings:
     """A fixed set of episodes of unseen classes (or of pairs); the best score decides `best.safetensors`."""
 
     split: str = "val"
+    data: PartSettings | None = None  # null: the data set that is trained on
     episodes: int | None = None  # null: the data set's own number
     every: int | None = None  # steps
     epochs: float | None = None
@@ -125,6 +139,10 @@ class Experiment:
                 raise VatError(f"{name} is {amount}; it must be greater than 0.")
         if training.ema is not None and not 0 < training.ema < 1:
             raise VatError(f"training.ema is {training.ema}; a decay lies between 0 and 1, such as 0.999.")
+        if (self.data.name == MIXED) != bool(self.data.parts):
+            raise VatError("data.parts belongs to data.name 'mixed', and 'mixed' needs parts.")
+        if self.data.name == MIXED and validation.data is None:
+            raise VatError("Mixed data cannot be validated on; name a data set as validation.data.")
         if not isinstance(self.model.overrides, dict):
             raise VatError("model.overrides must be a mapping of the model's settings.")
 

@@ -10,14 +10,15 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from vat.data import build, collate, task_of
+from vat.data import MixedDataset, build, collate, task_of
 from vat.errors import VatError
-from vat.training.config import Experiment
+from vat.training.config import MIXED, DataSettings, Experiment, PartSettings
 from vat.training.safety import STOP_SIGNALS
 
 MOST_WORKERS = 8
@@ -69,43 +70,60 @@ class EpisodeNumbers(Sampler[list[int]]):
 def training_data(experiment: Experiment, image_size: int, grid: int) -> Dataset[dict[str, Any]]:
     """The episodes (or pairs, with a flow of `grid` cells) that an experiment trains on."""
     settings = experiment.data
-    options: dict[str, Any] = {"grid": grid} if task_of(settings.name) == "pairs" else {}
+    if settings.name != MIXED:
+        return _build_training(experiment, PartSettings(settings.name, fold=settings.fold), image_size, grid)
+    parts = [(_build_training(experiment, part, image_size, grid), part.share) for part in settings.parts]
+    return MixedDataset(parts, experiment.training.seed)
+
+
+def _build_training(experiment: Experiment, part: PartSettings, image_size: int, grid: int) -> Dataset[dict[str, Any]]:
+    settings = experiment.data
+    options: dict[str, Any] = {"grid": grid} if task_of(part.name) == "pairs" else {}
     if settings.class_balanced:
         if options:
             raise VatError("data.class_balanced is for episodes; pairs are drawn from a list.")
         options["class_balanced"] = True
     return build(
-        settings.name,
-        settings.root,
-        split="train",
-        fold=settings.fold,
+        part.name,
+        _root_of(part, settings),
+        split=part.split,
+        fold=part.fold,
         shots=settings.shots,
         image_size=settings.image_size or image_size,
         seed=experiment.training.seed,
         splits=settings.splits,
         augment=settings.augment,
         cache=settings.cache,
+        mode="train",
         **options,
     )
 
 
 def validation_data(experiment: Experiment, image_size: int, grid: int) -> Dataset[dict[str, Any]]:
     """The fixed episodes (or pairs) that an experiment is validated on."""
-    settings = experiment.data
-    options: dict[str, Any] = {"grid": grid} if task_of(settings.name) == "pairs" else {}
+    settings, validation = experiment.data, experiment.validation
+    part = validation.data or PartSettings(settings.name, fold=settings.fold)
+    options: dict[str, Any] = {"grid": grid} if task_of(part.name) == "pairs" else {}
     return build(
-        settings.name,
-        settings.root,
-        split=experiment.validation.split,
-        fold=settings.fold,
-        shots=experiment.validation.shots,
+        part.name,
+        _root_of(part, settings),
+        split=validation.split,
+        fold=part.fold,
+        shots=validation.shots,
         image_size=settings.image_size or image_size,
-        seed=experiment.validation.seed,
+        seed=validation.seed,
         splits=settings.splits,
-        episodes=experiment.validation.episodes,
+        episodes=validation.episodes,
         cache=settings.cache,
         **options,
     )
+
+
+def _root_of(part: PartSettings, settings: DataSettings) -> Path | None:
+    """The part's folder, inside `data.root` where it is relative."""
+    if part.root is None:
+        return None if settings.root is None else Path(settings.root)
+    return Path(settings.root or ".") / part.root
 
 
 def training_loader(

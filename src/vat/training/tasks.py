@@ -130,12 +130,12 @@ def task_for(network: nn.Module, experiment: Experiment) -> Task:
     """The task of the model, which must be that of the data."""
     kind = str(network.config.task)  # type: ignore[union-attr]
     wanted = {"segmentation": "episodes", "correspondence": "pairs"}[kind]
-    given = task_of(experiment.data.name)
-    if given != wanted:
-        raise VatError(
-            f"The model {experiment.model.name!r} is for {kind} and trains on {wanted}, "
-            f"but the data set {experiment.data.name!r} gives {given}."
-        )
+    for name in [part.name for part in experiment.data.parts] or [experiment.data.name]:
+        if task_of(name) != wanted:
+            raise VatError(
+                f"The model {experiment.model.name!r} is for {kind} and trains on {wanted}, "
+                f"but the data set {name!r} gives {task_of(name)}."
+            )
     classes: dict[str, type[Task]] = {"segmentation": Segmentation, "correspondence": Correspondence}
     return classes[kind](network, experiment.training.loss)
 
