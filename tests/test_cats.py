@@ -9,7 +9,7 @@ import vat
 from published import golden, inputs, state_dict
 from small import episode
 from vat.baselines import CATs
-from vat.baselines.cats import mutual_filter
+from vat.baselines.hyperpixels import mutual_filter
 from vat.published import translate
 
 COUNTS = {"pfpascal": 4_511_392, "spair": 4_624_160}

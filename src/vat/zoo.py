@@ -14,7 +14,7 @@ from typing import Any
 import timm
 
 import vat.model  # noqa: F401  registers the family "vat"; the imports below register theirs
-from vat.baselines import CATsConfig, HSNetConfig
+from vat.baselines import CATsConfig, CHMConfig, HSNetConfig, NCNetConfig
 from vat.baselines.cats import PFPASCAL_HYPERPIXELS, SPAIR_HYPERPIXELS
 from vat.config import (
     CORRESPONDENCE_STAGES,
@@ -85,6 +85,8 @@ TAGS: dict[str, dict[str, Any]] = {
         "pfpascal": CATsConfig(hyperpixels=PFPASCAL_HYPERPIXELS),
         "spair": CATsConfig(hyperpixels=SPAIR_HYPERPIXELS),
     },
+    "ncnet": {"pfpascal": NCNetConfig(), "spair": NCNetConfig()},
+    "chm": {"pfpascal": CHMConfig(), "spair": CHMConfig()},
     "prototype": {"cosine": PrototypeConfig()},
 }
 """Family -> tag -> configuration (its backbone is replaced by the one in the name)."""
@@ -93,6 +95,8 @@ LISTED_BACKBONES = {
     "vat": ("resnet50", "resnet101"),
     "hsnet": ("resnet50", "resnet101", "vgg16"),
     "cats": ("resnet101",),
+    "ncnet": ("resnet101",),
+    "chm": ("resnet101",),
     "prototype": ("resnet50", "resnet101"),
 }
 
