@@ -44,6 +44,18 @@ def test_a_file_changes_what_its_base_says_and_nothing_else(tmp_path):
     assert (experiment.training.clip, experiment.training.seed) == (1.0, 3)
 
 
+def test_entries_of_a_list_are_changed_by_their_number(tmp_path):
+    (tmp_path / "base.yaml").write_text("training: {steps: 1}\nmodel: {overrides: {levels: [{depth: 1}, {depth: 2}]}}")
+    (tmp_path / "x.yaml").write_text("base: base.yaml\nmodel: {overrides: {levels: {1: {grid: 8}}}}")
+    experiment = load_experiment(tmp_path / "x.yaml", ["model.overrides.levels.0.depth=5"])
+    assert experiment.model.overrides == {"levels": [{"depth": 5}, {"depth": 2, "grid": 8}]}
+    with pytest.raises(VatError, match="'2' is no entry of this list; its 2 entries"):
+        load_experiment(tmp_path / "x.yaml", ["model.overrides.levels.2.depth=5"])
+    numbered = replace(VATConfig(), levels={0: {"depth": 0}, "2": {"depth": 3}})  # without a list to merge into
+    assert [level.depth for level in numbered.levels] == [0, 2, 3]
+    assert replace(numbered, levels={0: {"depth": 4}, 2: {"depth": 2}}) == VATConfig()
+
+
 def test_what_is_written_next_to_a_run_reads_back_as_the_same_experiment(tmp_path):
     experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", ["training.scales=[64, 96]"])
     (tmp_path / "experiment.yaml").write_text(dump_experiment(experiment))

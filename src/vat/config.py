@@ -146,9 +146,31 @@ def from_dict(cls: type[_C], values: dict[str, Any]) -> _C:
 
 
 def replace(config: _C, **overrides: Any) -> _C:
-    """A copy with some fields changed, checked and converted as in :func:`from_dict`."""
+    """A copy with some fields changed, checked and converted as in :func:`from_dict`.
+
+    A mapping given for a field that is a list changes entries by their number, and of an entry with settings of
+    its own only those that are named: `levels={0: {"depth": 0}}`.
+    """
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}  # type: ignore[arg-type]
-    return from_dict(type(config), values | overrides)
+    return from_dict(type(config), values | {name: _changed(values.get(name), new) for name, new in overrides.items()})
+
+
+def _changed(current: Any, new: Any) -> Any:
+    if not isinstance(current, tuple) or not isinstance(new, dict):
+        return new
+    entries = list(current)
+    for key, change in new.items():
+        number = number_of(key, len(entries))
+        partial = dataclasses.is_dataclass(entries[number]) and isinstance(change, dict)
+        entries[number] = replace(entries[number], **change) if partial else change
+    return entries
+
+
+def number_of(key: Any, length: int) -> int:
+    """The entry of a list that a key of a mapping stands for; keys may be texts, as JSON has them."""
+    if str(key).isdecimal() and int(key) < length:
+        return int(key)
+    raise VatError(f"{key!r} is no entry of this list; its {length} entries are numbered from 0.")
 
 
 def _coerce(hint: Any, value: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from vat.config import from_dict, to_dict
+from vat.config import from_dict, number_of, to_dict
 from vat.errors import VatError
 from vat.launch import Precision
 
@@ -194,37 +194,47 @@ def dump_experiment(experiment: Experiment) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, as it stands there."""
     if not path.is_file():
         names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, names, n=1)
         hint = f" Did you mean {path.parent / close[0]}?" if close else ""
         raise VatError(f"There is no configuration {path}.{hint}")
-    if path.resolve() in seen:
-        raise VatError(f"{path} is, through `base`, its own base.")
     try:
         values = yaml.load(path.read_text(), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise VatError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise VatError(f"{path} must hold the sections model, data, training and validation.")
-    base = values.pop("base", None)
-    if base is None:
-        return values
-    return _merge(_read(path.parent / str(base), (*seen, path.resolve())), values)
+        raise VatError(f"{path} must hold sections with settings.")
+    return values
 
 
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Mappings merge key by key; everything else is replaced."""
-    merged = dict(base)
+def merge_settings(base: Any, changes: Any) -> Any:
+    """Mappings merge key by key, and into a list by the numbers of its entries; everything else is replaced."""
+    if not isinstance(changes, dict):
+        return changes
+    if isinstance(base, list):
+        numbered = dict(enumerate(base)) | {number_of(k, len(base)): v for k, v in changes.items()}
+        return [merge_settings(entry, numbered[i]) for i, entry in enumerate(base)]
+    merged = dict(base) if isinstance(base, dict) else {}
     for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = merge_settings(merged.get(key), value)
     return merged
 
 
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise VatError(f"{path} is, through `base`, its own base.")
+    values = read_yaml(path)
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    return merge_settings(_read(path.parent / str(base), (*seen, path.resolve())), values)
+
+
 def _apply(values: dict[str, Any], change: str) -> None:
-    """Put one `section.key=value` (the value in YAML) into nested mappings."""
+    """Put one `section.key=value` (the value in YAML) into nested mappings and lists."""
     name, equals, text = change.partition("=")
     keys = name.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
@@ -233,8 +243,15 @@ def _apply(values: dict[str, Any], change: str) -> None:
         value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise VatError(f"The value of {name} is not valid YAML: {text!r}.") from error
+    place: Any = values
     for key in keys[:-1]:
-        inner = values.get(key)
-        values[key] = dict(inner) if isinstance(inner, dict) else {}
-        values = values[key]
-    values[keys[-1]] = value
+        at = _place(place, key)
+        inner = place[at] if isinstance(place, list) else place.get(at)
+        place[at] = inner.copy() if isinstance(inner, dict | list) else {}
+        place = place[at]
+    place[_place(place, keys[-1])] = value
+
+
+def _place(values: dict[str, Any] | list[Any], key: str) -> Any:
+    """Where a key of a change leads: a name in a mapping, a number in a list."""
+    return number_of(key, len(values)) if isinstance(values, list) else key
