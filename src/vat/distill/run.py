@@ -29,6 +29,7 @@ from vat.tensorfile import read_pickle
 WEIGHTS, STATE, SUMMARY = "backbone.safetensors", "last.ckpt", "summary.json"
 READ_EVERY = 50
 SAVE_SECONDS = 60.0
+"""Between two checkpoints, which also measure the student."""
 
 
 def distill(settings: DistillSettings, out: str | Path, fabric: Fabric, *, resume: bool = False) -> Path:
@@ -97,6 +98,7 @@ class Distiller:
                 facts = f"step {self.step}  loss {value:.3f}  {speed:.0f} photos/s  {left:.1f} min left"
                 bar.update(task, completed=self._share(), facts=facts)
                 if now - saved > SAVE_SECONDS:
+                    self._measure()
                     self._save()
                     since = saved = time.monotonic()
 
