@@ -1,6 +1,7 @@
 """`vat bench` measures what it says; numbers are not tested, their presence and sense are."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 from small import LEVELS, STAGES
 from vat.bench import Case, run_case
 from vat.bench.device import measure_limits
-from vat.cli.bench import grid_override
+from vat.cli.bench import grid_override, variants
 from vat.config import to_dict
+from vat.errors import VatError
 from vat.zoo import create_model
 
 SMALL = {
@@ -41,6 +43,31 @@ def test_a_cached_support_saves_operations_and_training_costs_more():
         for mode in ("inference", "cached", "training")
     }
     assert flop["cached"] < flop["inference"] < flop["training"]
+
+
+def test_what_cannot_fit_is_a_row_with_its_estimate(monkeypatch):
+    monkeypatch.setenv("VAT_MEMORY_GB", "20")
+    result = run_case(Case("vat_resnet18.fss", size=64, repeats=1, overrides={"aggregator": "mixer"}))
+    assert re.fullmatch(r"needs about 29\d GB", result.error)
+
+
+def test_models_vary_in_one_setting_and_share_the_others():
+    found = variants(["window=2", "levels.0.depth=1"], "aggregator=linear,swin4d")
+    shared = {"window": 2, "levels": {"0": {"depth": 1}}}
+    assert found == [(name, shared | {"aggregator": name}) for name in ("linear", "swin4d")]
+    assert variants([], None) == [("", {})]
+    with pytest.raises(VatError, match="--vary is 'aggregator'"):
+        variants([], "aggregator")
+
+
+def test_variants_have_their_own_parameters_and_names():
+    cases = [
+        Case("vat_resnet50.fss", size=64, repeats=1, overrides=SMALL | overrides, variant=name)
+        for name, overrides in variants([], "aggregator=none,swin4d")
+    ]
+    without, full = map(run_case, cases)
+    assert 0 < without.parameters < full.parameters
+    assert full.case.label() == "swin4d, inference, float32, batch 1"
 
 
 def test_limits_are_those_of_a_real_device():

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vat.bench.device import DTYPES, median_seconds, synchronize
 from vat.config import Backend
-from vat.errors import VatError
+from vat.errors import DoesNotFit, VatError
 from vat.network import PairNetwork
 from vat.runner import GraphedTraining, accelerate
 from vat.zoo import create_model
@@ -41,9 +41,11 @@ class Case:
     graphs: bool = False
     repeats: int = 10
     overrides: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""  # what the overrides make of the model, in a word
 
     def label(self) -> str:
-        parts = [self.mode, self.precision, f"batch {self.batch}"]
+        parts = [self.variant] if self.variant else []
+        parts += [self.mode, self.precision, f"batch {self.batch}"]
         parts += [f"{self.shots}-shot"] if self.shots > 1 else []
         parts += ["graphs"] if self.graphs else []
         return ", ".join(parts)
@@ -59,17 +61,20 @@ class Result:
     peak_bytes: int = 0  # above the weights on a GPU; of the whole process on a CPU
     flop: int = 0
     traffic_bytes: int = 0  # read and written by all operations of one call
+    parameters: int = 0  # that learn
     error: str | None = None
 
 
 def run_case(case: Case, network: PairNetwork | None = None) -> Result:
-    """Build the model, run it, and measure; running out of memory is a result, not a crash."""
+    """Build the model, run it, and measure; what does not fit into the memory is a result, not a crash."""
     device = torch.device(case.device)
     try:
         return _measure(case, device, network)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return Result(case, error="out of memory")
+    except DoesNotFit as error:
+        return Result(case, error=f"needs about {error.needed / 1e9:.0f} GB" if error.needed else "out of memory")
 
 
 def build(case: Case) -> PairNetwork:
@@ -82,6 +87,7 @@ def _measure(case: Case, device: torch.device, network: PairNetwork | None) -> R
     model = network if network is not None else build(case)
     if hasattr(model, "set_backend"):
         model.set_backend(case.backend)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     step = make_step(case, model, device)
     plain = make_step(replace(case, graphs=False), model, device) if case.graphs else step
     del model, network  # a runner has what it needs; the rest must not count as its memory
@@ -103,6 +109,7 @@ def _measure(case: Case, device: torch.device, network: PairNetwork | None) -> R
         peak_bytes=peak,
         flop=count_flop(case),
         traffic_bytes=count_traffic(plain, device),
+        parameters=parameters,
     )
 
 

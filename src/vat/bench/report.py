@@ -21,13 +21,23 @@ from vat.bench.device import DeviceLimits
 def table(results: list[Result], limits: DeviceLimits) -> Table:
     """One row per case; speed-up and memory saving against the reference row of the same case."""
     grid = Table("case", title=f"{results[0].case.model} on {limits.device}", title_justify="left")
-    for column in ("backend", "ms/episode", "speed-up", "peak", "TFLOP/s", "of limit", "GB/s", "of limit"):
+    for column in (
+        "backend",
+        "parameters",
+        "ms/episode",
+        "speed-up",
+        "peak",
+        "TFLOP/s",
+        "of limit",
+        "GB/s",
+        "of limit",
+    ):
         grid.add_column(column, justify="right")
     reference = {_key(r.case): r for r in results if r.case.backend == "reference"}
     for result in results:
         case = result.case
         if result.error:
-            grid.add_row(case.label(), case.backend, result.error)
+            grid.add_row(case.label(), case.backend, "", result.error)
             continue
         base = reference.get(_key(case))
         rate, limit = result.flop / result.seconds, limits.flops.get(case.precision)
@@ -35,6 +45,7 @@ def table(results: list[Result], limits: DeviceLimits) -> Table:
         grid.add_row(
             case.label(),
             case.backend,
+            f"{result.parameters:,}",
             f"{1000 * result.seconds_per_episode:.2f}",
             f"{base.seconds / result.seconds:.1f}x" if base and base is not result and not base.error else "",
             f"{result.peak_bytes / 2**30:.2f} GiB",
@@ -71,15 +82,15 @@ def markdown(results: list[Result], limits: DeviceLimits) -> str:
         f"{limits.device}: copy {limits.bytes_per_second / 1e9:.0f} GB/s, "
         + ", ".join(f"{name} {rate / 1e12:.1f} TFLOP/s" for name, rate in limits.flops.items()),
         "",
-        "| case | backend | ms per episode | peak memory | TFLOP/s | GB/s |",
-        "|---|---|---|---|---|---|",
+        "| case | backend | parameters | ms per episode | peak memory | TFLOP/s | GB/s |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for r in results:
         if r.error:
-            lines.append(f"| {r.case.label()} | {r.case.backend} | {r.error} | | | |")
+            lines.append(f"| {r.case.label()} | {r.case.backend} | | {r.error} | | | |")
         else:
             lines.append(
-                f"| {r.case.label()} | {r.case.backend} | {1000 * r.seconds_per_episode:.2f} | "
+                f"| {r.case.label()} | {r.case.backend} | {r.parameters:,} | {1000 * r.seconds_per_episode:.2f} | "
                 f"{r.peak_bytes / 2**30:.2f} GiB | {r.flop / r.seconds / 1e12:.2f} | "
                 f"{r.traffic_bytes / r.seconds / 1e9:.0f} |"
             )

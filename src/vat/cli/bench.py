@@ -37,6 +37,13 @@ def bench(
     size: Annotated[int | None, typer.Option(help="Side of the square input; default: the model's own.")] = None,
     backends: Annotated[str, typer.Option(help="reference, fast, comma-separated.")] = "reference,fast",
     graphs: Annotated[bool, typer.Option(help="Replay CUDA graphs on a GPU (fast backend).")] = True,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the model; may be given many times."),
+    ] = None,
+    vary: Annotated[
+        str | None, typer.Option(metavar="KEY=A,B,...", help="Measure the model with each value of a setting.")
+    ] = None,
     growth: Annotated[bool, typer.Option(help="Also: how cost grows with size, grid and supports.")] = False,
     repeats: Annotated[int | None, typer.Option(help="Timed calls per case; default: 5 on a CPU, 20 on a GPU.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and growth.png.")] = Path("out/bench"),
@@ -44,7 +51,11 @@ def bench(
 ) -> None:
     """Measure time and memory of a model beside its reference path and the limits of the device.
 
-    Example: vat bench vat_resnet50.fss --device cpu --backends fast --json
+    Examples:
+
+        vat bench vat_resnet50.fss --device cpu --backends fast --json
+
+        vat bench vat_resnet50.fss --vary aggregator=swin4d,centerpivot,linear,fastformer,transformer,mixer
     """
     import torch
 
@@ -70,7 +81,10 @@ def bench(
             cast(Any, backend),
             graphs=graphs and where.type == "cuda" and backend == "fast",
             repeats=count,
+            overrides=overrides,
+            variant=variant,
         )
+        for variant, overrides in variants(changes or [], vary)
         for mode in modes.split(",")
         for number in precision.split(",")
         for b in batch.split(",")
@@ -90,6 +104,22 @@ def bench(
         console.print(f"Written to {out}.")
 
 
+def variants(changes: list[str], vary: str | None) -> list[tuple[str, dict[str, Any]]]:
+    """Names and overrides of the models to measure: with all changes, and with each value of what varies."""
+    from vat.training.config import apply_change
+
+    key, equals, values = (vary or "").partition("=")
+    if vary is not None and not (equals and all(values.split(","))):
+        raise VatError(f"--vary is {vary!r}; write a setting and its values, such as aggregator=swin4d,linear.")
+    found = []
+    for value in values.split(","):
+        model: dict[str, Any] = {"overrides": {}}
+        for change in [*changes, *([f"{key}={value}"] if vary else [])]:
+            apply_change(model, f"overrides.{change}")
+        found.append((value, model["overrides"]))
+    return found
+
+
 def _measurer(device: torch.device) -> Callable[[Case], Result]:
     import torch
 
@@ -107,7 +137,7 @@ def _grow(case: Case, measure: Callable[[Case], Result], console: Console) -> Gr
     steps: dict[str, list[tuple[float, Case]]] = {
         "image size (px)": [(s, replace(base, size=s)) for s in (256, 384, 512, 768)],
         "feature grid (conv3_x)": [
-            (g, replace(base, overrides=grid_override(base.model, g))) for g in (32, 64, 96, 128)
+            (g, replace(base, overrides=base.overrides | grid_override(base.model, g))) for g in (32, 64, 96, 128)
         ],
         "supports": [(k, replace(base, shots=k)) for k in (1, 2, 5, 10)],
     }

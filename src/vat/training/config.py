@@ -172,7 +172,7 @@ def read_settings(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     """The nested mappings of a YAML file and its bases, after `section.key=value` changes."""
     values = _read(path, ())
     for change in changes:
-        _apply(values, change)
+        apply_change(values, change)
     return values
 
 
@@ -233,7 +233,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return merge_settings(_read(path.parent / str(base), (*seen, path.resolve())), values)
 
 
-def _apply(values: dict[str, Any], change: str) -> None:
+def apply_change(values: dict[str, Any], change: str) -> None:
     """Put one `section.key=value` (the value in YAML) into nested mappings and lists."""
     name, equals, text = change.partition("=")
     keys = name.strip().split(".")
