@@ -183,6 +183,7 @@ def test_frames_of_a_video(place, segment):
         (("photos", *ONE, "--threshold", "2"), "--threshold"),
         (("photos", *ONE, "--device", "tpu"), "tpu"),
         (("photos", *ONE, "--out", "photos"), "among the photos"),
+        (("photos", *ONE, "--out", "photos/3.jpg/masks"), "cannot be written to"),
         (("photos/b/c/2.png", *ONE, "--out", "photos/b/c"), "would overwrite"),
         (("examples/cat/1.jpg", *ONE, "--out", "examples/cat"), "would overwrite"),
         (("photos", "--fitted", "photos/3.jpg"), "leave --model and --size out"),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -313,7 +315,12 @@ def test_a_damaged_video_does_not_stop_the_photos_beside_it(tmp_path):
 
 
 def test_without_the_reader_a_video_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "clip.mp4").write_bytes(b"")
     with pytest.raises(VatError, match=r"vat-fewshot\[video\]"):
         find_queries([tmp_path])
+
+
+def test_writers_work_where_torch_is_not_installed():
+    code = "import sys; sys.modules['torch'] = None; import vat.predict.writers, vat.predict.folder"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

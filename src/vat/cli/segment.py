@@ -194,6 +194,7 @@ def _plan(
     queries = find_queries(photos, exclude=[out, *examples.files()], every=every)
     output = OutputFolder(out, formats, fingerprint(*examples.content(), options), examples.classes)
     output.protect(queries, examples.files(), [Path(photo) for photo in photos if Path(photo).is_dir()])
+    output.prepare()
     return queries, output
 
 

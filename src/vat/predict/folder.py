@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock
 
-from vat.checkpoint import write_atomically
 from vat.errors import VatError
+from vat.files import write_atomically
 from vat.predict.contact_sheet import Tile, contact_sheet, thumbnail
 from vat.predict.queries import Query
 from vat.predict.results import PICTURES
@@ -83,6 +83,13 @@ class OutputFolder:
             if not within and any((place / query.key).is_relative_to(folder) for folder in folders):
                 raise VatError(f"The results would lie among the photos in '{self.folder}'; choose another --out.")
 
+    def prepare(self) -> None:
+        """Make the folder, to learn before the work and not after it that this cannot be done."""
+        try:
+            (self.folder / HIDDEN).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise VatError(f"The results cannot be written to '{self.folder}': {error.strerror}.") from None
+
     def is_done(self, query: Query) -> bool:
         """Whether all files that are asked for are there, of this photo and of these examples."""
         record = self.record(query.key)
@@ -124,7 +131,8 @@ class OutputFolder:
             "html": (PAGE_FILE, self._page),
         }
         written = []
-        with FileLock(self._hidden("lock", "", "")):  # the last run to come here has the records of all
+        self.prepare()
+        with FileLock(self.folder / HIDDEN / "lock"):  # the last run to come here has the records of all
             for name in self.formats:
                 if name in makers:
                     file, make = makers[name]
@@ -160,9 +168,7 @@ class OutputFolder:
         return contact_sheet(tiles, self.classes, f"{', '.join(self.classes)} in {len(tiles)} photos")
 
     def _hidden(self, kind: str, key: str, suffix: str) -> Path:
-        path = self.folder / HIDDEN / kind / f"{key}{suffix}" if key else self.folder / HIDDEN / kind
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        return self.folder / HIDDEN / kind / f"{key}{suffix}"
 
 
 def fingerprint(*parts: Any) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from vat.checkpoint import write_atomically
+from vat.files import write_atomically
 from vat.predict.contact_sheet import Tile, contact_sheet, thumbnail
 from vat.predict.outlines import polygon, regions, run_lengths
 
