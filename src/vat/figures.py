@@ -1,9 +1,10 @@
-"""Pictures of episodes, predictions and costs. Everything here takes plain arrays and returns a matplotlib figure."""
+"""Pictures of episodes and predictions, drawn with matplotlib."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
@@ -12,6 +13,9 @@ from torch import Tensor
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from vat.predict.results import Match, Segmentation
 
 TINT = np.array([0.95, 0.20, 0.35])
 
@@ -30,18 +34,28 @@ def tinted(image: Tensor | np.ndarray, mask: Tensor | np.ndarray, strength: floa
     return np.where(inside, coloured, 0.75 * picture + 0.25 * picture.mean())
 
 
-def match_heat(cost: Tensor) -> np.ndarray:
-    """A cost volume [1, L, Hq, Wq, Hs, Ws] as a map [Hq, Wq]: each position's best match, averaged over layers."""
-    return cost[0].flatten(-2).amax(-1).mean(0).float().cpu().numpy()
-
-
-def episode_figure(panels: list[tuple[str, np.ndarray]], title: str) -> Figure:
-    """Panels side by side: pictures [H, W, 3] as they are, maps [H, W] in a colour scale."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(2.6 * len(panels), 3.2), layout="constrained")
-    for axis, (name, content) in zip(np.atleast_1d(axes), panels, strict=True):
-        options: dict[str, Any] = {} if content.ndim == 3 else {"cmap": "magma"}
-        axis.imshow(content, **options)
-        axis.set_title(name, fontsize=10)
+def demo_figure(
+    examples: Sequence[Segmentation],
+    results: Sequence[Segmentation],
+    scores: Sequence[float],
+    matches: Sequence[Match],
+    title: str,
+) -> Figure:
+    """Above: examples with their masks, then photos with the predicted ones. Below: points found in another photo."""
+    columns = len(examples) + len(results)
+    figure = plt.figure(figsize=(2.35 * columns, 5.6), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.22))  # type: ignore[misc]
+    above.suptitle("A few examples with masks ...  and the same kind of thing masked in other photos", fontsize=11)
+    for i, (axis, result) in enumerate(zip(above.subplots(1, columns), [*examples, *results], strict=True)):
+        given = i < len(examples)
+        axis.imshow(result.overlay())
+        axis.set_title(f"example {i + 1}" if given else f"IoU {scores[i - len(examples)]:.0f}", fontsize=9)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set(color="#d62c4f" if given else "#888888", linewidth=2.5 if given else 0.5)
+    below.suptitle("Points of one photo (left) found in another (right)", fontsize=11)
+    for axis, match in zip(np.atleast_1d(below.subplots(1, len(matches))), matches, strict=True):
+        axis.imshow(match.picture())
+        axis.set_title(f"mean confidence {match.confidence.mean():.2f}", fontsize=9)
         axis.set_axis_off()
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     return figure

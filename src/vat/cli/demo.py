@@ -1,16 +1,20 @@
-"""`vat demo`: a few-shot episode rendered on the spot, masked by the network, as one picture."""
+"""`vat demo`: both tasks on scenes rendered on the spot, as one picture."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from vat.cli.models import open_model
+if TYPE_CHECKING:
+    from vat.matcher import Matcher
+    from vat.predict.results import Match, Segmentation
+    from vat.segmenter import Segmenter
 
-DEFAULT_MODEL = "vat_resnet50.fss"
+EXAMPLES, QUERIES, PAIRS, POINTS = 2, 4, 2, 8
 
 
 def register(app: typer.Typer) -> None:
@@ -19,35 +23,66 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("out/demo.png"),
-    model: Annotated[str, typer.Option(help="A model's name or a checkpoint file.")] = DEFAULT_MODEL,
-    seed: Annotated[int, typer.Option(help="Which episode of the synthetic world.")] = 0,
-    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 320,
+    model: Annotated[str, typer.Option(help="Segmentation: a built-in model or a checkpoint file.")] = "vat-mini",
+    matcher: Annotated[str, typer.Option(help="Correspondence: likewise.")] = "vat-mini-match",
+    seed: Annotated[int, typer.Option(help="Which things of the synthetic world.")] = 0,
+    size: Annotated[int, typer.Option(help="Side of the scenes in pixels.")] = 384,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
 ) -> None:
-    """Render a one-shot episode, mask its query, and show the costs that led there.
+    """Render scenes of things the models never saw, mask one kind by two examples, match points of another.
 
     Example: vat demo --out demo.png --seed 3
     """
-    import torch
-
-    from vat.data.synthetic import SyntheticEpisodes
-    from vat.figures import episode_figure, image_array, match_heat, save_figure, tinted
+    from vat.figures import demo_figure, save_figure
+    from vat.matcher import Matcher
+    from vat.segmenter import Segmenter
 
     console = Console()
-    untrained = not Path(model).exists()
-    network = open_model(model)
-    episode = SyntheticEpisodes(split="test", shots=1, image_size=size, seed=seed)[0]
-    query, support = (network.normalize(episode[k]) for k in ("query", "support"))
-    with console.status("masking the query"), torch.inference_mode():
-        stages = network.stages(query[None], support, episode["support_mask"].float())
-        logits = network.finish(stages["output"], query.shape[-2:])
-    prediction = logits.argmax(1)[0]
-    panels = [
-        ("support and its mask", tinted(episode["support"][0], episode["support_mask"][0])),
-        ("query", image_array(episode["query"])),
-        *((f"cost, {name[5:]}_x", match_heat(cost)) for name, cost in stages.items() if name.startswith("cost_")),
-        ("prediction" + (" (untrained)" if untrained else ""), tinted(episode["query"], prediction)),
-        ("truth", tinted(episode["query"], episode["query_mask"])),
-    ]
-    state = "weights are UNTRAINED: the mask is noise, the pipeline is real" if untrained else "one example, one query"
-    save_figure(episode_figure(panels, f"{model}: {state}"), out)
+    with console.status("loading the models"):
+        segmenter, finder = Segmenter(model, device), Matcher(matcher, device)
+    with console.status("masking"):
+        examples, results, scores, seconds = _segment(segmenter, seed, size)
+    with console.status("matching"):
+        matches = [_match(finder, seed, i, size) for i in range(PAIRS)]
+    save_figure(demo_figure(examples, results, scores, matches, f"{model} and {matcher}"), out)
+    console.print(
+        f"{QUERIES} photos masked by {EXAMPLES} examples, {1000 * seconds / QUERIES:.0f} ms each on "
+        f"{segmenter.engine.device}; IoU {', '.join(f'{score:.0f}' for score in scores)}."
+    )
     console.print(f"The picture is in [bold]{out}[/bold].")
+
+
+def _segment(
+    segmenter: Segmenter, seed: int, size: int
+) -> tuple[list[Segmentation], list[Segmentation], list[float], float]:
+    """Examples (as results, for drawing), predictions, their IoU in percent, and the seconds they took."""
+    import numpy as np
+
+    from vat.data.synthetic import SyntheticEpisodes
+    from vat.predict.results import Segmentation
+
+    world = SyntheticEpisodes(split="test", image_size=size, seed=seed)
+    scenes = [world.scene(0, picture) for picture in range(QUERIES + EXAMPLES)]
+    photos = [np.ascontiguousarray(scene.image.transpose(1, 2, 0)) for scene in scenes]
+    segmenter.fit(photos[:EXAMPLES], [scene.mask for scene in scenes[:EXAMPLES]])
+    start = time.perf_counter()
+    results = [segmenter.predict(photo) for photo in photos[EXAMPLES:]]
+    seconds = time.perf_counter() - start
+    scores = []
+    for scene, result in zip(scenes[EXAMPLES:], results, strict=True):
+        truth = scene.mask.astype(bool)
+        scores.append(100 * float((truth & result.mask).sum() / max(1, (truth | result.mask).sum())))
+    examples = [
+        Segmentation(("example",), scene.mask, scene.mask[None].astype(np.float32), photo)
+        for scene, photo in zip(scenes[:EXAMPLES], photos[:EXAMPLES], strict=True)
+    ]
+    return examples, results, scores, seconds
+
+
+def _match(finder: Matcher, seed: int, index: int, size: int) -> Match:
+    from vat.data.synthetic import SyntheticPairs
+
+    pair = SyntheticPairs(split="test", image_size=size, seed=seed)[index]
+    points = pair["source_kps"][: int(pair["n_points"])].numpy()
+    chosen = points[:: max(1, -(-len(points) // POINTS))]
+    return finder.match(pair["source"], pair["target"], chosen)
