@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from vat.cli import bench, data, demo, distill, evaluate, match, models, runs, segment, train
+from vat.cli import bench, data, demo, distill, evaluate, match, models, runs, segment, serve, train
 from vat.errors import VatError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ def options(
 
 segment.register(app)
 match.register(app)
+serve.register(app)
 models.register(app)
 demo.register(app)
 evaluate.register(app)

@@ -18,6 +18,7 @@ from vat.segmenter import Options, Segmenter
 from vat.service.limits import Limits
 from vat.service.metrics import Metrics
 from vat.service.store import Examples, Store, SupportSet, digest
+from vat.service.uploads import about
 from vat.service.worker import Turns, Worker
 
 ModelLike = str | os.PathLike[str] | PairNetwork
@@ -104,7 +105,7 @@ class Engine:
         for i, image in enumerate(images):
             if i:
                 yield
-            with self.metrics.turns.labels("segment").time():
+            with self.metrics.turns.labels("segment").time(), about(image):
                 finished.append(finish(i, segmenter.predict(image, **vars(chosen))))
             self.metrics.photos.labels("segment").inc()
         return finished
@@ -132,7 +133,11 @@ class Engine:
             self.metrics.reused.inc()
             return known.segmenter
         with self.metrics.turns.labels("fit").time():
-            segmenter = copy.copy(self.segmenter).fit(dict(examples))
+            segmenter = copy.copy(self.segmenter)
+            for name, pairs in examples.items():
+                for image, mask in pairs:
+                    with about(image):
+                        segmenter.add(name, image, mask)
         self._recent.keep(segmenter, key)
         return segmenter
 

@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 Turns = Generator[None, None, Result]
 """The work of a job: yields after each part, returns its result."""
 
+GOODBYE = "The service is shutting down; send the request again later."
 SMOOTHING = 0.1  # weight of the latest turn in the mean that guesses how long the queue takes
 
 
@@ -41,7 +42,7 @@ class Worker:
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._slots = 0
-        self._closing = False
+        self._refusing = self._closing = False
         self._mean_turn = 0.1
         self._thread = threading.Thread(target=self._work, name="vat-worker", daemon=True)
         self._thread.start()
@@ -55,6 +56,8 @@ class Worker:
     def slot(self) -> Iterator[None]:
         """A place among the requests under way, or `QueueFull`. Taken before an upload is read into memory."""
         with self._changed:
+            if self._refusing:
+                raise Closing(GOODBYE)
             if self._slots >= self.limits.queue:
                 raise QueueFull(max(1, math.ceil(self._mean_turn * self._slots)))
             self._slots += 1
@@ -69,15 +72,19 @@ class Worker:
         job = _Job(turns, time.monotonic() + self.limits.seconds)
         with self._changed:
             if self._closing:
-                raise Closing("The service is shutting down; send the request again later.")
+                raise Closing(GOODBYE)
             self._jobs.append(job)
             self._changed.notify()
         return job.done
 
+    def refuse(self) -> None:
+        """Give no more slots; those who have one may go on."""
+        self._refusing = True
+
     def close(self) -> None:
         """Finish what was begun, then stop. May be called again."""
         with self._changed:
-            self._closing = True
+            self._refusing = self._closing = True
             self._changed.notify()
         self._thread.join()
 

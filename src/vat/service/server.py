@@ -1,0 +1,63 @@
+"""Listening: the socket, the signals, and an end that leaves no request unanswered."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from vat.errors import VatError
+from vat.service.engine import Engine
+
+GRACE_SECONDS = 2  # for connections that never end by themselves, which an open page has
+
+
+class Server(uvicorn.Server):
+    """Ends in order: nothing new is taken, what is under way is answered, and then connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self.engine = engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        limits, worker = self.engine.limits, self.engine.worker
+        worker.refuse()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.upload_seconds + limits.seconds):
+                while worker.busy and not self.force_exit:
+                    await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
+
+
+def serve(app: ASGIApp, engine: Engine, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Run until SIGINT or SIGTERM; `ready` is told the address, in which a port of 0 is replaced by the one found."""
+    listener = listen(host, port)
+    name = f"[{host}]" if ":" in host else host
+    ready(f"http://{name}:{listener.getsockname()[1]}")
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=GRACE_SECONDS
+    )
+    with listener, suppress(KeyboardInterrupt):
+        Server(config, engine).run([listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise VatError(f"{host}:{port} cannot be listened at ({reason}); choose another --host or --port.") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
