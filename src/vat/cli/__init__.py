@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import typer
 
-from vat.cli import bench, data, demo, distill, evaluate, match, models, runs, segment, serve, train
+from vat.cli import (
+    ablate,
+    bench,
+    calibrate,
+    data,
+    demo,
+    distill,
+    evaluate,
+    export,
+    match,
+    models,
+    runs,
+    segment,
+    serve,
+    train,
+)
 from vat.errors import VatError
+from vat.plugins import use_plugins
 
 app = typer.Typer(
     name="vat",
@@ -22,14 +39,18 @@ app = typer.Typer(
 @app.callback()
 def options(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one sentence."),
+    plugin: list[Path] = typer.Option([], help="A Python file to run first, which registers parts or methods."),
 ) -> None:
     """Options of every command."""
     if debug:
         os.environ["VAT_DEBUG"] = "1"
+    if plugin:
+        use_plugins(plugin)
 
 
 segment.register(app)
 match.register(app)
+export.register(app)
 serve.register(app)
 models.register(app)
 demo.register(app)
@@ -37,7 +58,9 @@ evaluate.register(app)
 bench.register(app)
 train.register(app)
 distill.register(app)
+calibrate.register(app)
 runs.register(app)
+ablate.register(app)
 app.add_typer(data.app, name="data")
 
 
