@@ -1,0 +1,72 @@
+"""All results of a session as one file to download."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vat.errors import VatError
+from vat.predict.results import Segmentation
+from vat.predict.writers import Photo, coco_document, region_annotations, yolo_lines, yolo_names
+
+KINDS = {"PNG masks (ZIP)": "png", "COCO JSON": "coco", "YOLO-seg (ZIP)": "yolo"}
+"""What the page calls a format -> its name."""
+
+
+def pack(results: Iterable[Segmentation], kind: str) -> tuple[str, bytes]:
+    """File name and content. One result is in memory at a time; all have the same classes and unique stems."""
+    makers = {"png": _png, "coco": _coco, "yolo": _yolo}
+    if kind not in makers:
+        raise VatError(f"There is no download {kind!r}; there are: {', '.join(makers)}.")
+    name, content = makers[kind](results)
+    if not content:
+        raise VatError("There are no masks to download yet.")
+    return name, content
+
+
+def _png(results: Iterable[Segmentation]) -> tuple[str, bytes]:
+    """Indexed label maps, and the names of their numbers."""
+    files: dict[str, bytes] = {}
+    classes: tuple[str, ...] = ()
+    with TemporaryDirectory() as folder:
+        for result in results:
+            classes = result.classes
+            for path in result.save(folder, Path(result.name or "photo").stem, ["png"]):
+                files[f"masks/{path.name}"] = path.read_bytes()
+                path.unlink()
+    if files:
+        names = {0: "background", **dict(enumerate(classes, 1))}
+        files["classes.json"] = json.dumps(names, ensure_ascii=False, indent=1).encode()
+    return "masks.zip", _zipped(files)
+
+
+def _yolo(results: Iterable[Segmentation]) -> tuple[str, bytes]:
+    files: dict[str, bytes] = {}
+    for result in results:
+        files[f"labels/{Path(result.name or 'photo').stem}.txt"] = yolo_lines(result).encode()
+        files["data.yaml"] = yolo_names(result.classes).encode()
+    return "yolo.zip", _zipped(files)
+
+
+def _coco(results: Iterable[Segmentation]) -> tuple[str, bytes]:
+    photos: list[Photo] = []
+    classes: tuple[str, ...] = ()
+    for result in results:
+        height, width = result.size
+        classes = result.classes
+        photos.append(Photo(result.name or "photo", width, height, region_annotations(result)))
+    return "instances.json", json.dumps(coco_document(photos, classes)).encode() if photos else b""
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    if not files:
+        return b""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return content.getvalue()

@@ -1,0 +1,59 @@
+"""The second tab: the same points in two photos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from vat.errors import VatError
+from vat.service.engine import Engine
+from vat.web import components, views
+from vat.web.photos import Photo
+from vat.web.samples import PAIRS, Sample, pair
+
+QUIET: dict[str, Any] = {"concurrency_limit": None, "api_visibility": "private"}
+
+
+class MatchTab:
+    """Nothing is kept on the server: the browser gets a grid of matches and interpolates between them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        with gr.Row(elem_classes="samples"):
+            buttons = [gr.Button(f"Try: {sample.title}", size="sm", min_width=120) for sample in PAIRS]
+        with gr.Row():
+            first, second = (
+                gr.File(label=label, file_types=["image"], height=128, elem_id=id, elem_classes="drop")
+                for label, id in (("First photo", "first-file"), ("Second photo", "second-file"))
+            )
+        board = components.board(value=views.board(None, None, None), elem_id="board")
+        for button, sample in zip(buttons, PAIRS, strict=True):
+            button.click(self._on_sample(sample), None, [first, second, board], **QUIET)
+        for files in (first, second):
+            files.change(self._on_files, [first, second], board, **QUIET)
+
+    def _on_sample(self, sample: Sample) -> Callable[[], list[Any]]:
+        def handler() -> list[Any]:
+            one, other = pair(sample)
+            return [None, None, self._matched(one, other)]
+
+        return handler
+
+    def _on_files(self, first: str | None, second: str | None) -> Any:
+        if first is None and second is None:
+            return gr.skip()  # a built-in pair took their place
+        try:
+            most = self.engine.limits.pixels
+            one, other = (None if file is None else Photo.read(file, "This photo", most) for file in (first, second))
+            return self._matched(one, other)
+        except VatError as error:
+            gr.Warning(str(error))
+            return gr.skip()
+
+    def _matched(self, first: Photo | None, second: Photo | None) -> dict[str, Any]:
+        if first is None or second is None:
+            return views.board(None, first, second)
+        match = self.engine.match(first.view, second.view, views.board_points(first))
+        return views.board(match, first, second)

@@ -1,0 +1,230 @@
+"""What one visitor has on the page, and how it changes. No Gradio here: handlers call, tests call.
+
+The loop: example photos are painted, `training` hands them to the engine, `pending` says which photos want a
+prediction, `keep` takes it. A photo whose mask a person corrected is an example from then on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from vat.errors import VatError
+from vat.images import ImageLike
+from vat.predict.results import Segmentation
+from vat.web.photos import Found, Photo, from_runs, shrink
+
+MAX_EXAMPLES, MAX_QUERIES, MAX_CLASSES, MAX_NAME = 24, 100, 8, 32
+MAX_SESSIONS = 32
+
+
+class Session:
+    """Photos by key: the `examples` to paint and the `queries` to mask. `current` is the one on the easel."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self.max_pixels = max_pixels
+        self.run = 0  # of predicting; a newer run ends an older one
+        self._keys = count(1)  # never used twice, so that the page takes no photo for another
+        self.reset()
+
+    def reset(self) -> None:
+        self.classes = ["object"]
+        self.examples: dict[int, Photo] = {}
+        self.queries: dict[int, Photo] = {}
+        self.current: int | None = None
+        self.threshold = 0.5
+        self.look = "overlay"
+        self.revision = 0  # of the examples; predictions of an earlier one are out of date
+        self.run += 1
+
+    def photo(self, key: int | None) -> Photo | None:
+        return None if key is None else self.examples.get(key) or self.queries.get(key)
+
+    # -- photos come and go ----------------------------------------------------------------------------------------
+
+    def add_examples(self, sources: Iterable[ImageLike]) -> list[str]:
+        """Take in photos to paint and put the first new one on the easel. Returns what was refused, in sentences."""
+        known = set(self.examples)
+        refused = self._add(sources, self.examples, MAX_EXAMPLES, "example photos")
+        self.current = next((key for key in self.examples if key not in known), self.current)
+        return refused
+
+    def add_queries(self, sources: Iterable[ImageLike]) -> list[str]:
+        """Take in photos to mask. Returns what was refused, in sentences."""
+        return self._add(sources, self.queries, MAX_QUERIES, "photos")
+
+    def _add(self, sources: Iterable[ImageLike], home: dict[int, Photo], most: int, what: str) -> list[str]:
+        refused = []
+        for source in sources:
+            if len(home) >= most:
+                refused.append(f"There is room for {most} {what}; the others were left out.")
+                break
+            try:
+                key = next(self._keys)
+                home[key] = Photo.read(source, file_name(source, key), self.max_pixels)
+            except VatError as error:
+                refused.append(str(error))
+        return refused
+
+    def select(self, key: Any) -> None:
+        if self.photo(key) is not None:
+            self.current = key
+
+    def remove(self, key: int | None) -> None:
+        """Take a photo away; with it goes what it taught."""
+        photo = self.photo(key)
+        if photo is None or key is None:
+            return
+        if photo.given is not None:
+            self.revision += 1
+        self.examples.pop(key, None)
+        self.queries.pop(key, None)
+        self.current = next(iter(self.examples), None)
+
+    # -- painting --------------------------------------------------------------------------------------------------
+
+    def paint(self, canvas: Any) -> None:
+        """Take over what the easel sent: `{key, classes, runs, touched}`. Without a stroke the mask stays as it is."""
+        if not isinstance(canvas, dict):
+            return
+        self._name_classes(canvas.get("classes"))
+        photo = self.photo(canvas.get("key"))
+        if photo is not None and canvas.get("touched"):
+            self._give(photo, from_runs(canvas.get("runs"), photo.view_size, len(self.classes)))
+
+    def adopt(self) -> None:
+        """The mask on the easel becomes an example as it is, even if nothing was wrong with it."""
+        photo = self.photo(self.current)
+        if photo is not None and photo.given is None and photo.found is not None:
+            labels = photo.labels(photo.view_size, self.threshold)
+            assert labels is not None
+            self._give(photo, labels)
+
+    def withdraw(self) -> None:
+        """The photo on the easel is no example any more: back to what is predicted."""
+        photo = self.photo(self.current)
+        if photo is not None and photo.given is not None:
+            photo.given = None
+            self.revision += 1
+
+    def _give(self, photo: Photo, labels: np.ndarray) -> None:
+        if photo.given is None or not np.array_equal(photo.given, labels):
+            photo.given = labels
+            self.revision += 1
+
+    def _name_classes(self, names: Any) -> None:
+        """Classes are only added or renamed, so that numbers in label maps keep their meaning."""
+        if not isinstance(names, list) or not len(self.classes) <= len(names) <= MAX_CLASSES:
+            return
+        chosen: list[str] = []
+        for number, name in enumerate(names, 1):
+            plain = " ".join(str(name).split())[:MAX_NAME] or f"class {number}"
+            chosen.append(plain if plain not in chosen else f"{plain} {number}")
+        if chosen != self.classes:
+            self.classes = chosen
+            self.revision += 1
+
+    # -- predicting ------------------------------------------------------------------------------------------------
+
+    def painted(self) -> list[tuple[bytes, np.ndarray]]:
+        """Photo and label map of all examples: the painted photos and the corrected ones."""
+        photos = (*self.examples.values(), *self.queries.values())
+        return [(photo.view, photo.given) for photo in photos if photo.given is not None and photo.given.any()]
+
+    def numbers(self) -> tuple[int, ...]:
+        """Of the classes that have an example."""
+        present = {int(n) for _, labels in self.painted() for n in np.unique(labels)}
+        return tuple(sorted(present - {0}))
+
+    def training(self) -> dict[str, list[tuple[bytes, np.ndarray]]]:
+        """Class -> (photo, mask) pairs, as the engine takes them."""
+        painted = self.painted()
+        if not painted:
+            raise VatError("Paint the object on an example photo first, or take one of the built-in examples.")
+        return {
+            self.classes[n - 1]: [(view, labels == n) for view, labels in painted if (labels == n).any()]
+            for n in self.numbers()
+        }
+
+    def pending(self) -> list[int]:
+        """Photos whose prediction is missing or out of date."""
+        return [
+            key
+            for key, photo in self.queries.items()
+            if photo.given is None and (photo.found is None or photo.found.revision != self.revision)
+        ]
+
+    def keep(self, key: int, numbers: tuple[int, ...], result: Segmentation, revision: int) -> None:
+        photo = self.queries.get(key)
+        if photo is not None:  # removed meanwhile
+            photo.found = Found(numbers, shrink(result.probabilities), revision)
+
+    def results(self) -> Iterator[Segmentation]:
+        """Every photo that has a mask, at the size it was uploaded in; names are made unique."""
+        numbers = self.numbers()
+        taken: set[str] = set()
+        for photo in (*self.examples.values(), *self.queries.values()):
+            labels = photo.labels(photo.size, self.threshold)
+            if labels is None:
+                continue
+            shares = np.stack([labels == n for n in numbers]).astype(np.float32)
+            if photo.given is None and photo.found is not None and photo.found.numbers == numbers:
+                shares = photo.found.at(photo.size)
+            lookup = np.zeros(256, np.uint8)
+            lookup[list(numbers)] = np.arange(1, len(numbers) + 1)
+            yield Segmentation(
+                classes=tuple(self.classes[n - 1] for n in numbers),
+                label_map=lookup[labels],
+                probabilities=shares,
+                source=photo.view,
+                name=_unique(photo.name, taken),
+                threshold=self.threshold,
+            )
+
+
+class Sessions:
+    """Sessions by id, the least recently used ones dropped when there are too many."""
+
+    def __init__(self, make: Callable[[], Session], most: int = MAX_SESSIONS) -> None:
+        self._make, self._most = make, most
+        self._open: OrderedDict[str, Session] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, id: str) -> Session:
+        with self._lock:
+            session = self._open.setdefault(id, self._make())
+            self._open.move_to_end(id)
+            while len(self._open) > self._most:
+                self._open.popitem(last=False)
+            return session
+
+    def close(self, id: str) -> None:
+        with self._lock:
+            self._open.pop(id, None)
+
+
+def file_name(source: ImageLike, key: int) -> str:
+    """The last part of a path, whatever separators it came with; pictures without a file are numbered."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source).replace("\\", "/").rsplit("/", 1)[-1] or f"photo {key}"
+    return f"photo {key}.png"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, numbered where its stem is taken: results are named after stems."""
+    stem, suffix = Path(name).stem or "photo", Path(name).suffix
+    chosen, number = stem, 2
+    while chosen.casefold() in taken:
+        chosen, number = f"{stem}-{number}", number + 1
+    taken.add(chosen.casefold())
+    return chosen + suffix

@@ -1,0 +1,170 @@
+"""What the page shows of a session, as plain values for its components."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from vat.matcher import grid_points
+from vat.predict.results import Match, Segmentation
+from vat.web.photos import Photo, css_colour, data_url, draw_tile, jpeg_url, to_runs
+from vat.web.session import MAX_CLASSES, Session
+
+GRID = 48
+"""Points along the longer side that are sent to the browser, which interpolates between them."""
+
+EASEL_EMPTY = "Add an example photo, or take a built-in example."
+EASEL_BARE = "Paint the object you look for, or draw a box around it."
+EASEL_PAINTED = "An example: this mask is what the other photos are searched for."
+EASEL_WAITING = "This photo has no mask yet."
+EASEL_FOUND = "Predicted. Correct it with brush and eraser, then add it to the examples."
+EASEL_CORRECTED = "Corrected by you: it is an example now."
+
+
+class Segments(Protocol):
+    """What the page needs of `vat.service.Engine`."""
+
+    def segment(self, supports: Any, images: Any) -> list[Segmentation]: ...
+
+
+def easel(session: Session, reveal: bool = False) -> dict[str, Any]:
+    """The photo on the easel; `reveal` brings it into sight on a small screen."""
+    colours = [css_colour(i) for i in range(MAX_CLASSES)]
+    base = {"classes": session.classes, "colours": colours, "hint": _hint(session), "reveal": reveal}
+    photo = session.photo(session.current)
+    if photo is None:
+        return {"key": None, "photo": None, "runs": [], **base}
+    labels = photo.labels(photo.view_size, session.threshold)
+    width, height = photo.view_size
+    runs = [] if labels is None else to_runs(labels)
+    picture = {"photo": jpeg_url(photo.view), "width": width, "height": height, "runs": runs}
+    return {"key": session.current, **picture, **base}
+
+
+def _hint(session: Session) -> str:
+    photo = session.photo(session.current)
+    if photo is None:
+        return EASEL_EMPTY
+    if session.current in session.examples:
+        return EASEL_BARE if photo.given is None or not photo.given.any() else EASEL_PAINTED
+    if photo.given is not None:
+        return EASEL_CORRECTED
+    return EASEL_WAITING if photo.found is None else EASEL_FOUND
+
+
+def examples(session: Session) -> dict[str, Any]:
+    """The example photos as tiles; those that teach nothing yet say so."""
+    items = []
+    for place, (key, photo) in enumerate(session.examples.items(), 1):
+        painted = photo.given is not None and bool(photo.given.any())
+        note, kind = (f"example {place}", "given") if painted else ("paint me", "bare")
+        items.append(_tile(session, key, photo, "overlay", note, kind))
+    return {"label": "Example photos", "empty": "No example photos yet.", "items": items}
+
+
+def queries(session: Session) -> dict[str, Any]:
+    """The photos to mask as tiles, in the look that was chosen."""
+    items = []
+    for key, photo in session.queries.items():
+        note, kind = _state(session, photo)
+        items.append(_tile(session, key, photo, session.look, note, kind))
+    return {"label": "Photos and their masks", "empty": "No photos yet.", "items": items}
+
+
+def _state(session: Session, photo: Photo) -> tuple[str, str]:
+    if photo.given is not None:
+        return "corrected · example", "given"
+    if photo.found is None:
+        return "waiting", "bare"
+    if photo.found.revision != session.revision:
+        return "out of date", "old"
+    return "predicted", "found"
+
+
+def _tile(session: Session, key: int, photo: Photo, look: str, note: str, kind: str) -> dict[str, Any]:
+    picture = draw_tile(photo, session.threshold, look, len(session.classes))
+    current = key == session.current
+    return {"key": key, "name": photo.name, "picture": picture, "note": note, "kind": kind, "current": current}
+
+
+# -- predicting, step by step ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+    total: int
+    words: str
+
+
+def predictions(session: Session, engine: Segments) -> Iterator[Progress]:
+    """Predict what is missing or out of date, photo by photo; ends early when a newer run begins."""
+    session.run += 1
+    run, revision = session.run, session.revision
+    training, numbers, pending = session.training(), session.numbers(), session.pending()
+    shots = len(session.painted())
+    learnt = f"{shots} example{'' if shots == 1 else 's'}"
+    if not pending:
+        yield Progress(0, 0, f"{learnt}; add photos, and their masks appear here.")
+        return
+    began = time.perf_counter()
+    for done, key in enumerate(pending):
+        yield Progress(done, len(pending), f"{done} of {len(pending)}, by {learnt}")
+        photo = session.queries.get(key)
+        if photo is None:
+            continue
+        result = engine.segment(training, [photo.view])[0]
+        if session.run != run:
+            return
+        session.keep(key, numbers, result, revision)
+    seconds = (time.perf_counter() - began) / len(pending)
+    yield Progress(len(pending), len(pending), f"{len(pending)} done by {learnt}, {seconds:.2g} s each")
+
+
+# -- correspondence --------------------------------------------------------------------------------------------------
+
+
+def board(match: Match | None, first: Photo | None, second: Photo | None, points: Any = ()) -> dict[str, Any]:
+    """Both photos, the warped first one, and where a grid of its points lies in the second."""
+    if match is None or first is None or second is None:
+        missing = "two photos" if first is second else "the second photo" if second is None else "the first photo"
+        return {"hint": f"Add {missing}, or take a built-in example."}
+    across, down = grid_shape(first)
+    shown = {name: _side(photo) for name, photo in (("first", first), ("second", second))}
+    return {
+        **shown,
+        "warp": data_url(match.warp()),
+        "across": across,
+        "down": down,
+        "x": np.round(match.matched[:, 0], 1).tolist(),
+        "y": np.round(match.matched[:, 1], 1).tolist(),
+        "confidence": np.round(match.confidence, 3).tolist(),
+        "colours": [css_colour(i) for i in range(12)],
+        "points": [list(point) for point in points],
+        "hint": "Click or tap a point on the first photo; hover to see it move.",
+    }
+
+
+def grid_shape(photo: Photo) -> tuple[int, int]:
+    """Cells across and down of the grid that `grid_points` spreads over a photo."""
+    across, down = (max(1, round(GRID * side / max(photo.view_size))) for side in photo.view_size)
+    return across, down
+
+
+def board_points(photo: Photo) -> np.ndarray:
+    return grid_points(photo.view_size, GRID)
+
+
+def _side(photo: Photo) -> dict[str, Any]:
+    width, height = photo.view_size
+    return {"photo": jpeg_url(photo.view), "width": width, "height": height}
+
+
+def file_value(name: str, content: bytes) -> dict[str, Any]:
+    """For the download component; the time makes equal files different values."""
+    return {"name": name, "data": base64.b64encode(content).decode(), "serial": time.time_ns()}
