@@ -1,18 +1,20 @@
 """Aggregators of the VTM: each against its formula, written out position by position, and in the network."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 import vat
-from small import LEVELS, episode, small
-from vat.ablations import COMPONENTS, HSNET_MIX_DEPTHS
+from small import episode, small
+from vat.ablation import load_plan
 from vat.aggregation.memory import BLOCK_MEMORY, memory_estimate
 from vat.aggregation.vtm import AGGREGATORS, AggregatorSpec, build_aggregator
-from vat.config import LevelConfig, VATConfig, replace
+from vat.config import LevelConfig, VATConfig
 
 SPEC = AggregatorSpec(dim=8, heads=2, window=2, depth=2, mlp_ratio=2.0, query_grid=2, support_grid=3)
+COMPONENTS = load_plan(Path(__file__).parent.parent / "configs/ablations/components.yaml", base="synthetic")
 NAMES = ("transformer", "linear", "fastformer", "mixer", "centerpivot", "hsnet_mix")
 
 
@@ -177,18 +179,13 @@ def test_backends_agree_and_survive_a_file(tmp_path):
         torch.testing.assert_close(fast, reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", COMPONENTS)
+@pytest.mark.parametrize("row", COMPONENTS.rows, ids=lambda row: row.name)
 def test_the_components_of_the_papers_table(row):
-    overrides = dict(COMPONENTS[row])
-    if "levels" in overrides:
-        assert [level.depth for level in overrides["levels"]] == list(HSNET_MIX_DEPTHS)
-        overrides["levels"] = tuple(
-            replace(level, depth=depth) for level, depth in zip(LEVELS, HSNET_MIX_DEPTHS, strict=True)
-        )
-    network = small(**overrides).train()
+    network = vat.create_model("vat", **row.experiment.model.overrides).train()
     query, support, mask = episode(size=64)
     stages = network.stages(query, support, mask)
-    if row == "V":
+    if row.name == "V":
+        assert [level.depth for level in network.config.levels] == [0, 3, 3]
         torch.testing.assert_close(stages["vtm_conv5"], stages["vcm_conv5"])  # nothing to mix with yet
     stages["output"].mean().backward()
     assert all(p.grad is not None for n, p in network.named_parameters() if not n.startswith("backbone."))

@@ -5,6 +5,8 @@ m_q = ATD([A', P(F_q)])      A': cost averaged over the support, P(F_q): project
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -114,12 +116,46 @@ class ConvDecoder(nn.Module):
         return self.fine(resize(x, (2 * x.shape[-2], 2 * x.shape[-1])))
 
 
+Decoder = Callable[[dict[int, int], VATConfig], nn.Module]
+DECODERS: dict[str, Decoder] = {}
+
+
+def register_decoder(name: str) -> Callable[[Decoder], Decoder]:
+    """Make a decoder available as `VATConfig(decoder=name)`.
+
+    It is built from the channels of each level's last map and the configuration, and is called as
+    `decoder(cost [B, h, w, D], maps by level, record) -> [B, 2, h', w']`.
+    """
+
+    def add(build: Decoder) -> Decoder:
+        DECODERS[name] = build
+        return build
+
+    return add
+
+
 def build_decoder(channels: dict[int, int], config: VATConfig) -> nn.Module:
     """The decoder named by the configuration."""
-    if config.decoder == "hsnet":
-        if config.task == "correspondence":
-            raise VatError("The decoder 'hsnet' gives masks and no flow; for correspondence use 'atd'.")
-        return ConvDecoder(config.dim)
-    if config.decoder not in ("atd", "ad"):
-        raise VatError(f"There is no decoder {config.decoder!r}; there are: ad, atd, hsnet.")
-    return AffinityDecoder(channels, config, transformer=config.decoder == "atd")
+    if config.decoder not in DECODERS:
+        raise VatError(f"There is no decoder {config.decoder!r}; there are: {', '.join(sorted(DECODERS))}.")
+    return DECODERS[config.decoder](channels, config)
+
+
+@register_decoder("atd")
+def atd(channels: dict[int, int], config: VATConfig) -> nn.Module:
+    """The paper's choice."""
+    return AffinityDecoder(channels, config)
+
+
+@register_decoder("ad")
+def ad(channels: dict[int, int], config: VATConfig) -> nn.Module:
+    """The ATD without its transformers (paper, "Ablation study for ATD")."""
+    return AffinityDecoder(channels, config, transformer=False)
+
+
+@register_decoder("hsnet")
+def hsnet(channels: dict[int, int], config: VATConfig) -> nn.Module:
+    """HSNet's, for the ablations."""
+    if config.task == "correspondence":
+        raise VatError("The decoder 'hsnet' gives masks and no flow; for correspondence use 'atd'.")
+    return ConvDecoder(config.dim)

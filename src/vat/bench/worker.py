@@ -12,6 +12,7 @@ import torch
 from vat.bench.cases import Case, Result, run_case
 from vat.config import from_dict
 from vat.errors import VatError
+from vat.plugins import run_plugins
 
 
 def run_apart(case: Case, threads: int) -> Result:
@@ -36,6 +37,7 @@ def main() -> None:
     content = json.load(sys.stdin)
     overrides = content.pop("overrides")
     try:
+        run_plugins()
         case = from_dict(Case, content | {"overrides": {}})
         object.__setattr__(case, "overrides", overrides)
         print(json.dumps(asdict(run_case(case))))

@@ -1,0 +1,279 @@
+"""Ablations: every row of every plan builds, learns, saves and loads; plans run, go on, and become tables."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import vat
+import vat.registry
+import vat.zoo
+from vat.ablation import load_plan, run_plan, write_tables
+from vat.ablation.report import agreement, read_line
+from vat.cli import app
+from vat.config import from_dict, to_dict
+from vat.data import collate
+from vat.errors import DoesNotFit
+from vat.launch import make_fabric
+from vat.training import build_network
+from vat.training.feed import training_data
+from vat.training.optim import make_optimizer
+from vat.training.tasks import task_for
+
+PLANS = sorted((Path(__file__).parent.parent / "configs" / "ablations").glob("*.yaml"))
+LARGE = {"backbones", "correspondence_spair", "correspondence_pfpascal"}  # backbones of tens of millions of weights
+SHORT = ["training.steps=1", "training.batch_size=2", "training.workers=0", "validation.episodes=2"]
+SHORT += ["evaluation.episodes=2", "evaluation.shots=[1]"]
+
+
+def tiny(name, changes=()):
+    """A shipped plan on drawn images and a network of a hundredth of the size."""
+    (path,) = [p for p in PLANS if p.stem == name]
+    base = "synthetic_pairs" if "correspondence" in name else "synthetic"
+    return load_plan(path, base, [*SHORT, *changes])
+
+
+ROWS = [
+    pytest.param(plan, row.name, id=f"{plan}-{row.name}", marks=[pytest.mark.slow] if plan in LARGE else [])
+    for plan in (p.stem for p in PLANS)
+    for row in tiny(plan).rows
+]
+
+
+@pytest.mark.parametrize(("plan", "name"), ROWS)
+def test_every_row_builds_learns_saves_and_loads(plan, name, tmp_path):
+    (row,) = tiny(plan).only([name]).rows
+    experiment = replace(row.experiment, model=replace(row.experiment.model, backbone_weights=None))
+    network = build_network(experiment)
+    if row.train:
+        before = {n: p.detach().clone() for n, p in network.named_parameters() if p.requires_grad}
+        step(network, experiment)
+        assert any(not torch.equal(p, before[n]) for n, p in network.named_parameters() if n in before)
+    vat.save(network, tmp_path / "row.safetensors")
+    loaded = vat.load(tmp_path / "row.safetensors")
+    assert loaded.config == network.config
+    for (n, ours), theirs in zip(network.state_dict().items(), loaded.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), n
+
+
+def step(network, experiment):
+    """One optimiser step on two drawn samples."""
+    config = network.config
+    data = training_data(experiment, config.image_size, getattr(config, "flow_grid", 0))
+    batch = collate([data[0], data[1]])
+    task = task_for(network, experiment)
+    losses = task.losses(task.predict(network, batch), batch)
+    assert bool(losses.isfinite().all())
+    losses.mean().backward()
+    make_optimizer(network, experiment.training, fused=False).step()
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_every_plan_is_whole_on_its_own_base(path):
+    """Settings are checked without building networks of full size."""
+    for row in load_plan(path).rows:
+        name, overrides = row.experiment.model.name, row.experiment.model.overrides
+        family = name.partition("_")[0]
+        config = vat.zoo.config_of(name)[1] if "." in name else vat.registry.family(family).config()
+        config = vat.config.replace(config, **overrides)
+        assert from_dict(type(config), json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_all_tables_of_the_paper_are_there_and_agree_on_vat():
+    rows = {p.stem: {row.name: row.paper for row in load_plan(p).rows} for p in PLANS}
+    assert {name: len(found) for name, found in rows.items() if any(found.values())} == {
+        "components": 7,
+        "aggregators": 6,
+        "decoder": 2,
+        "embedding": 6,
+        "backbones": 9,
+        "augmentation": 4,
+        "augmentation_pascal": 4,
+        "methods": 3,
+        "correspondence_spair": 6,
+        "correspondence_pfpascal": 6,
+    }
+    full = [("components", "VII"), ("aggregators", "swin4d"), ("decoder", "atd"), ("embedding", "vcm-swin4d")]
+    full += [("backbones", "resnet101"), ("augmentation", "none"), ("methods", "vat")]
+    assert {rows[plan][name]["miou@1"] for plan, name in full} == {90.3}
+    assert rows["embedding"]["vcm-swin4d"] == rows["decoder"]["atd"]
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def run(plan, out, **options):
+    torch.set_num_threads(1)
+    said: list[str] = []
+    finished = run_plan(plan, out, make_fabric("cpu", 1), bench=False, say=said.append, **options)
+    return finished, said
+
+
+def results(out):
+    return {path.parts[-3]: json.loads(path.read_text()) for path in out.glob("*/seed*/result.json")}
+
+
+def test_a_plan_that_was_interrupted_goes_on_to_the_same_table(tmp_path, monkeypatch):
+    """Interrupted in the test of its second row, when that is trained: nothing is trained twice."""
+    import vat.ablation.run as module
+
+    plan = tiny("decoder")
+    trained, evaluate, train = [], module.evaluate, module.train
+
+    def counting(experiment, out, *arguments, **options):
+        trained.append(Path(out).parent.name)
+        return train(experiment, out, *arguments, **options)
+
+    def interrupted(*arguments, out, **options):
+        if "atd" in Path(out).parts:
+            raise KeyboardInterrupt
+        return evaluate(*arguments, out=out, **options)
+
+    monkeypatch.setattr(module, "train", counting)
+    monkeypatch.setattr(module, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path / "a")
+    assert (trained, set(results(tmp_path / "a"))) == (["ad", "atd"], {"ad"})
+    assert "not run yet" in (tmp_path / "a" / "table.md").read_text()
+    monkeypatch.setattr(module, "evaluate", evaluate)
+    finished, said = run(plan, tmp_path / "a")
+    assert finished
+    assert "  done before" in said
+    assert trained == ["ad", "atd"]
+    run(plan.only(["atd"]), tmp_path / "b", tables=plan)
+    assert results(tmp_path / "a")["atd"]["scores"] == results(tmp_path / "b")["atd"]["scores"]
+    assert "not run yet" not in (tmp_path / "a" / "table.md").read_text()
+
+    longer = tiny("decoder", ["training.steps=2"]).only(["ad"])  # a larger budget continues the run
+    run(longer, tmp_path / "a")
+    assert trained == ["ad", "atd", "atd", "ad"]
+    assert results(tmp_path / "a")["ad"]["steps"] == 2
+
+
+def test_a_stopped_run_stops_the_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr("vat.ablation.run.train", lambda *_, **__: False)
+    assert run(tiny("decoder"), tmp_path)[0] is False
+    assert not results(tmp_path)
+
+
+def test_what_cannot_fit_is_a_row_with_its_estimate(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise DoesNotFit("needs about 84.0 GB for one episode", 84_000_000_000)
+
+    monkeypatch.setattr("vat.ablation.run.train", refuse)
+    plan = tiny("aggregators").only(["transformer"])
+    assert run(plan, tmp_path)[0]
+    assert "does not fit, needs about 84 GB" in (tmp_path / "table.md").read_text()
+    (row,) = csv.DictReader((tmp_path / "table.csv").open())
+    assert (row["refused"], row["memory_gb_paper"]) == ("does not fit, needs about 84 GB", "84")
+    monkeypatch.setattr("vat.ablation.run.train", lambda *_, **__: False)
+    assert run(plan, tmp_path)[0] is False  # another day, with more memory, it is tried again
+
+
+def test_the_command_runs_some_rows_and_tabulates_all(tmp_path):
+    (path,) = [p for p in PLANS if p.stem == "methods"]
+    arguments = ["ablate", path, "--base", "synthetic", "--rows", "prototype", "--steps", 1, "--no-bench"]
+    arguments += ["--episodes", 2, "--accelerator", "cpu", "--out", tmp_path]
+    for change in SHORT[1:4]:
+        arguments += ["--set", change]
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    table = (tmp_path / "table.md").read_text()
+    assert "HSNet: not run yet" in table
+    assert "prototypes, nothing learned |" in table
+    assert {p.name for p in tmp_path.glob("table.*")} == {"table.md", "table.csv", "table.png"}
+    assert not (tmp_path / "prototype" / "seed0" / "last.ckpt").exists()
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def pretend(out, row, seed, scores, **facts):
+    """What a finished row leaves behind."""
+    path = out / row / f"seed{seed}" / "result.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = {"tested_on": 100, "parameters": 3_000_000, "minutes": 3.0, "episodes": 4000, "precision": "32-true"}
+    path.write_text(json.dumps({"scores": scores, "seed": seed, "device": "cpu"} | known | facts))
+
+
+def test_tables_have_means_over_seeds_and_the_papers_numbers_beside(tmp_path):
+    plan = replace(tiny("decoder", ["evaluation.shots=[1, 5]"]), seeds=(0, 1))
+    for seed, value in ((0, 40.0), (1, 44.0)):
+        pretend(tmp_path, "ad", seed, {"miou@1": value, "mba@1": 50.0, "miou@5": None})
+    pretend(tmp_path, "atd", 0, {"miou@1": 60.0, "mba@1": 49.0, "miou@5": 61.0})
+    (tmp_path / "ad" / "costs.json").write_text(json.dumps({"ms": 3.25, "memory_gb": 1.5, "training_memory_gb": None}))
+    write_tables(plan, tmp_path)
+    first, second = csv.DictReader((tmp_path / "table.csv").open())
+    assert (first["miou@1"], first["miou@1_paper"], first["seeds"]) == ("42", "87.3", "2")
+    assert float(first["miou@1_std"]) == pytest.approx(8**0.5, rel=1e-4)
+    assert (first["ms"], first["memory_gb"], first["parameters"]) == ("3.25", "1.5", "3")
+    assert (second["miou@1"], second["miou@1_std"], second["ms"]) == ("60", "", "")
+    text = (tmp_path / "table.md").read_text()
+    assert "| convolutions (AD) | 42.0 ± 2.8 | 87.3 |" in text
+    assert "mIoU 1-shot 1 of 1, mBA 1-shot 0 of 1" in text
+    assert "3.0 minutes of training, 4,000 episodes" in text
+
+
+def test_the_order_of_rows_is_compared_pair_by_pair(tmp_path):
+    plan = tiny("components")
+    ours = {"I": 30.0, "II": 20.0, "IV": 40.0, "V": 50.0}  # the paper: 80.0, 85.4, 86.4, 86.4
+    for name, value in ours.items():
+        pretend(tmp_path, name, 0, {"miou@1": value})
+    lines = [read_line(row, plan.seeds, tmp_path) for row in plan.rows]
+    assert agreement(lines, "miou@1") == (4, 5)  # of six pairs the paper calls one equal
+    assert agreement(lines, "fb_iou@1") is None
+
+
+def test_numbers_by_fold_follow_the_fold():
+    for fold, number in enumerate((70.0, 72.5, 64.8, 64.2)):
+        plan = tiny("augmentation_pascal", [f"data.fold={fold}"])
+        assert plan.rows[0].published("miou@1") == number
+        assert plan.rows[0].published("mba@1") is None
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_rows_change_the_base_and_changes_come_before_rows(tmp_path):
+    plan = tiny("components", ["model.overrides.gpp=true", "training.lr=1e-3"])
+    overrides = {row.name: row.experiment.model.overrides for row in plan.rows}
+    assert overrides["I"]["gpp"] is False  # the row's own
+    assert overrides["VII"]["gpp"] is True
+    assert [level["depth"] for level in overrides["V"]["levels"]] == [0, 3, 3]
+    assert {row.experiment.training.lr for row in plan.rows} == {1e-3}
+
+
+def test_a_row_with_another_model_keeps_only_what_all_models_have():
+    rows = {row.name: row.experiment.model for row in tiny("methods").rows}
+    assert rows["hsnet"].overrides == {"backbone": "test_convnext", "image_size": 64}
+    assert "levels" in rows["vat"].overrides
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("rows: []", "no plan of an ablation"),
+        ("title: t\nbase: b.yaml\nrows: []", "must have rows"),
+        ("title: t\nbase: b.yaml\nrows: [{name: a}, {name: a}]", "a name of its own"),
+        ("title: t\nbase: b.yaml\nrows: [{name: a/b}]", "becomes a folder"),
+        ("title: t\nbase: b.yaml\nrows: [{name: a, paper: {iou: 3}}]", "'iou' is no column"),
+        ("title: t\nbase: b.yaml\nseeds: [1, 1]\nrows: [{name: a}]", "give different numbers"),
+        ("title: t\nbase: b.yaml\nrows: [{name: a, change: {training: {lrr: 1}}}]", "row 'a': .* no setting 'lrr'"),
+        ("title: t\nbase: nothing\nrows: [{name: a}]", "no base 'nothing'"),
+    ],
+)
+def test_wrong_plans_get_one_sentence(text, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("b.yaml").write_text("training: {steps: 1}")
+    Path("plan.yaml").write_text(text)
+    with pytest.raises(vat.VatError, match=sentence):
+        load_plan("plan.yaml")
+
+
+def test_unknown_rows_are_named():
+    with pytest.raises(vat.VatError, match="no row 'VIII'; it has: I, II"):
+        tiny("components").only(["VIII"])
