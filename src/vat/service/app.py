@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -60,12 +59,9 @@ def create_app(engine: Engine, *, token: str | None = None, page: bool = True) -
 
 
 def _with_page(app: FastAPI, engine: Engine) -> FastAPI:
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # nothing leaves the machine
-    import gradio
+    from vat.web import mount_page
 
-    from vat.web import build_page
-
-    return gradio.mount_gradio_app(app, build_page(engine), path="/")
+    return mount_page(app, engine)
 
 
 def _add_index(app: FastAPI) -> None:
@@ -91,7 +87,7 @@ async def _refused(_: Request, error: Exception) -> JSONResponse:
 async def _wrong_field(_: Request, error: Any) -> JSONResponse:
     """The first of the fields that are wrong."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    place = [str(part) for part in first["loc"][1:]]  # after the kind of the field: body, path, header
     message = str(first["msg"]).rstrip(".")
     return JSONResponse({"detail": f"The field '{'.'.join(place) or 'body'}' is wrong: {message}."}, 422)
 

@@ -127,6 +127,8 @@ class Engine:
 
     def _fit(self, examples: Examples) -> Segmenter:
         """A segmenter that knows these examples. Copies share the network, and learn each for itself."""
+        if not any(examples.values()):
+            raise VatError("There is no example to learn from; give at least one photo with its mask.")
         key = digest(examples)
         known = self._recent.find(key)
         if known is not None:

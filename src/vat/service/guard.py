@@ -22,7 +22,7 @@ from vat.service.limits import Closing, QueueFull
 
 OPEN_PATHS = ("/healthz",)
 QUEUED = "/v1/"
-LINGER_SECONDS = 5  # a client that hears no before it has sent all would miss the reason
+LINGER_SECONDS = 2  # a client that hears no before it has sent all would miss the reason
 PAGE = "page"
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 
@@ -47,7 +47,7 @@ class Guard:
                 except QueueFull as error:
                     refusal = HTTPException(429, str(error), {"Retry-After": str(error.seconds)})
                 except Closing as error:
-                    refusal = HTTPException(503, str(error), {"Connection": "close"})
+                    refusal = HTTPException(503, str(error))
             if refusal is None:
                 await self.app(scope, request.receive, request.send)
             else:
@@ -75,7 +75,7 @@ class _Request:
         self._most = most_bytes(self.headers, engine)
         self._deadline = asyncio.get_running_loop().time() + engine.limits.upload_seconds
         self._bytes = 0
-        self._complete = False
+        self._complete = "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
         self._status = 0
 
     async def receive(self) -> Message:
@@ -87,26 +87,27 @@ class _Request:
                 message = await self._receive()
         except TimeoutError:
             sentence = f"The upload took longer than {self._engine.limits.upload_seconds:g} seconds."
-            raise HTTPException(408, sentence, {"Connection": "close"}) from None
+            raise HTTPException(408, sentence) from None
         self._complete = not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
         if self._bytes > self._most:
-            await self._discard()
             raise too_large(self.headers, self._engine)
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            await self._discard()
+            if not self._complete:  # or the server would go on to read what nobody wants
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
         await self._send(message)
 
     async def refuse(self, reason: HTTPException) -> None:
-        await self._discard()
         response = JSONResponse({"detail": reason.detail}, reason.status_code, reason.headers)
         await response(self._scope, self._receive, self.send)
 
     async def _discard(self) -> None:
-        """Let the rest of the body come and go, unless the client waits to be asked for it."""
+        """Let the rest of the body come and go before the answer, unless the client waits to be asked for it."""
         if self._complete or self.headers.get("expect", "").lower() == "100-continue":
             return
         with suppress(TimeoutError):

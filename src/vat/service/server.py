@@ -20,8 +20,16 @@ GRACE_SECONDS = 2  # for connections that never end by themselves, which an open
 class Server(uvicorn.Server):
     """Ends in order: nothing new is taken, what is under way is answered, and then connections are closed."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
         self.engine = engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -39,11 +47,8 @@ def serve(app: ASGIApp, engine: Engine, host: str, port: int, ready: Callable[[s
     listener = listen(host, port)
     name = f"[{host}]" if ":" in host else host
     ready(f"http://{name}:{listener.getsockname()[1]}")
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=GRACE_SECONDS
-    )
     with listener, suppress(KeyboardInterrupt):
-        Server(config, engine).run([listener])
+        Server(app, engine).run([listener])
 
 
 def listen(host: str, port: int) -> socket.socket:
