@@ -29,7 +29,7 @@ def export(
     model: Annotated[str, typer.Argument(help="A built-in model, a checkpoint file, or a model's name (untrained).")],
     folder: Annotated[Path, typer.Argument(help="The folder to write; an earlier export is replaced.")],
     half: Annotated[bool, typer.Option("--half", help="Weights in float16: half the size, the same speed.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: a quarter of the size, faster.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: smaller still, and faster.")] = False,
     calibration: Annotated[int, typer.Option(help="Synthetic episodes that set the ranges of --int8.", min=1)] = 16,
     check: Annotated[
         int, typer.Option(metavar="N", help="Also measure mIoU on N synthetic episodes before and after.", min=0)
