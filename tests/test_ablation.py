@@ -14,6 +14,7 @@ import vat.registry
 import vat.zoo
 from vat.ablation import load_plan, run_plan, write_tables
 from vat.ablation.report import agreement, read_line
+from vat.bench import Result
 from vat.cli import app
 from vat.config import from_dict, to_dict
 from vat.data import collate
@@ -174,6 +175,28 @@ def test_what_cannot_fit_is_a_row_with_its_estimate(tmp_path, monkeypatch):
     assert run(plan, tmp_path)[0] is False  # another day, with more memory, it is tried again
 
 
+def test_costs_are_measured_once_with_the_batch_of_the_experiment(tmp_path, monkeypatch):
+    measured = []
+
+    def measure(case, threads):
+        measured.append(case)
+        if case.mode == "training":
+            return Result(case, error="out of memory")
+        return Result(case, seconds=0.004, seconds_per_episode=0.004, peak_bytes=2_000_000_000)
+
+    monkeypatch.setattr("vat.ablation.run.run_apart", measure)
+    monkeypatch.setattr("vat.ablation.run.train", lambda *_, **__: False)
+    plan = tiny("decoder", ["training.batch_size=4"])
+    for _ in range(2):
+        run_plan(plan, tmp_path, make_fabric("cpu", 1), say=lambda text: None)
+    assert [(case.mode, case.batch, case.size, case.overrides["decoder"]) for case in measured] == [
+        ("inference", 1, 64, "ad"),
+        ("training", 4, 64, "ad"),
+    ]
+    costs = read_line(plan.rows[0], plan.seeds, tmp_path).costs
+    assert costs == {"ms": 4.0, "memory_gb": 2.0}
+
+
 def test_the_command_runs_some_rows_and_tabulates_all(tmp_path):
     (path,) = [p for p in PLANS if p.stem == "methods"]
     arguments = ["ablate", path, "--base", "synthetic", "--rows", "prototype", "--steps", 1, "--no-bench"]
@@ -216,6 +239,9 @@ def test_tables_have_means_over_seeds_and_the_papers_numbers_beside(tmp_path):
     assert "| convolutions (AD) | 42.0 ± 2.8 | 87.3 |" in text
     assert "mIoU 1-shot 1 of 1, mBA 1-shot 0 of 1" in text
     assert "3.0 minutes of training, 4,000 episodes" in text
+    written = write_tables(plan, tmp_path, tmp_path / "docs")
+    assert [path.name for path in written] == [f"decoder_synthetic.{suffix}" for suffix in ("md", "csv", "png")]
+    assert written[0].read_text() == text.replace("table.png", "decoder_synthetic.png")
 
 
 def test_the_order_of_rows_is_compared_pair_by_pair(tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,8 @@ def test_variants_have_their_own_parameters_and_names():
     ]
     without, full = map(run_case, cases)
     assert 0 < without.parameters < full.parameters
+    alone = run_case(replace(cases[0], count=False))
+    assert (alone.flop, alone.traffic_bytes, alone.parameters) == (0, 0, without.parameters)
     assert full.case.label() == "swin4d, inference, float32, batch 1"
 
 

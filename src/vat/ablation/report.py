@@ -53,12 +53,13 @@ class Line:
         return statistics.stdev(values) if len(values) > 1 else None
 
 
-def write_tables(plan: Plan, out: str | Path) -> list[Path]:
-    """`table.md`, `table.csv` and `table.png` from whatever rows are there."""
+def write_tables(plan: Plan, out: str | Path, to: str | Path | None = None) -> list[Path]:
+    """`table.md`, `table.csv` and `table.png` from whatever rows are there; in `to` they are named after the plan."""
     out = Path(out)
     lines = [read_line(row, plan.seeds, out) for row in plan.rows]
-    paths = [out / f"table.{suffix}" for suffix in ("md", "csv", "png")]
-    write_atomically(paths[0], markdown(plan, lines).encode())
+    stem = out / "table" if to is None else Path(to) / f"{plan.name}_{plan.base}"
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "csv", "png")]
+    write_atomically(paths[0], markdown(plan, lines, paths[2].name).encode())
     write_atomically(paths[1], as_csv(plan, lines).encode())
     save_figure(figure(plan, lines), paths[2])
     return paths
@@ -142,14 +143,14 @@ def agreement(lines: list[Line], column: str) -> tuple[int, int] | None:
     return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs), len(pairs)
 
 
-def markdown(plan: Plan, lines: list[Line]) -> str:
+def markdown(plan: Plan, lines: list[Line], picture: str) -> str:
     """The table, what it rests on, and how its order compares with the paper's."""
     parts = [f"## {plan.title}", table(plan, lines).markdown(), *_circumstances(plan, lines)]
     found = {c: agreement(lines, c) for c in columns_of(plan, lines) if c not in COSTS}
     orders = [f"{_title(c)} {a[0]} of {a[1]}" for c, a in found.items() if a]
     if orders:
         parts.append(f"Pairs of rows in the paper's order: {', '.join(orders)}.")
-    parts.append("![ours and the paper's](table.png)")
+    parts.append(f"![ours and the paper's]({picture})")
     return "\n\n".join(parts) + "\n"
 
 

@@ -185,6 +185,7 @@ def _case(experiment: Experiment, mode: Mode, fabric: Fabric) -> Case:
         graphs=cuda and mode == "inference",
         repeats=BENCH_REPEATS["cuda" if cuda else "cpu"] if mode == "inference" else 1,
         overrides=experiment.model.overrides,
+        count=False,
     )
 
 

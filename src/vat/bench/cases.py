@@ -41,6 +41,7 @@ class Case:
     graphs: bool = False
     repeats: int = 10
     overrides: dict[str, Any] = field(default_factory=dict)
+    count: bool = True  # operations and bytes as well, which takes some seconds
     variant: str = ""  # what the overrides make of the model, in a word
 
     def label(self) -> str:
@@ -107,8 +108,8 @@ def _measure(case: Case, device: torch.device, network: PairNetwork | None) -> R
         seconds=seconds,
         seconds_per_episode=seconds / case.batch,
         peak_bytes=peak,
-        flop=count_flop(case),
-        traffic_bytes=count_traffic(plain, device),
+        flop=count_flop(case) if case.count else 0,
+        traffic_bytes=count_traffic(plain, device) if case.count else 0,
         parameters=parameters,
     )
 

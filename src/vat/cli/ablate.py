@@ -37,6 +37,7 @@ def ablate(
     ] = None,
     bench: Annotated[bool, typer.Option(help="Measure time and memory of every row.")] = True,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Run nothing; write the tables again.")] = False,
+    tables: Annotated[Path | None, typer.Option(help="Also write the tables here, named PLAN_BASE.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; default: runs/ablations/PLAN_BASE.")] = None,
     accelerator: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
 ) -> None:
@@ -73,6 +74,8 @@ def ablate(
             console.print("Stopped; the same command goes on from here.")
             raise typer.Exit(130)
     paths = write_tables(plan, folder)
+    if tables is not None:
+        write_tables(plan, folder, tables)
     print(paths[0].read_text())
     console.print(f"Written to {folder}: {', '.join(path.name for path in paths)}")
 
