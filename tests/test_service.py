@@ -219,7 +219,8 @@ def test_names_of_files_lose_their_folders(client, name):
     assert zipfile.ZipFile(io.BytesIO(saved.content)).namelist() == ["passwd.png"]
 
 
-def test_large_bodies_are_refused_before_they_are_read(client):
+def test_large_bodies_are_refused_before_they_are_read(client, monkeypatch):
+    monkeypatch.setattr("vat.service.guard.LINGER_SECONDS", 0.2)
     assert "1 MiB" in refusal(client.post("/v1/segment", json=["x" * 30_000_000]), 413)
     assert "4 MiB" in refusal(client.post("/v1/segment", files=[("query", ("a", bytes(5 << 20)))]), 413)
 
@@ -270,7 +271,8 @@ def test_work_that_takes_too_long_is_given_up(monkeypatch):
         assert client.post("/v1/segment", files=[*example(), query()]).status_code == 200
 
 
-def test_a_slow_upload_is_given_up():
+def test_a_slow_upload_is_given_up(monkeypatch):
+    monkeypatch.setattr("vat.service.guard.LINGER_SECONDS", 0.2)
     with live(make_engine(upload_seconds=0.3)) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         head = "POST /v1/segment HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         slow.sendall(f"{head}Content-Length: 100000\r\n\r\n--b\r\n".encode())
@@ -283,8 +285,8 @@ def test_many_clients_each_get_their_own_answer(direct):
 
     def ask(seed):
         files = [*example(0), *example(1), query(seed)]
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/segment", files=files, data={"label": "disc"}, timeout=30)
+        answer = client.post(f"http://127.0.0.1:{port}/v1/segment", files=files, data={"label": "disc"})
         return (decode(answer.json()["results"][0]["masks"][0]["rle"]) == expected[seed]).all()
 
-    with live(make_engine()) as port, ThreadPoolExecutor(8) as pool:
+    with live(make_engine()) as port, httpx.Client(timeout=30) as client, ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, [*expected] * 2))

@@ -52,16 +52,12 @@ def create_app(engine: Engine, *, token: str | None = None, page: bool = True) -
     app.add_exception_handler(RequestValidationError, _wrong_field)
     app.add_exception_handler(HTTPException, _http_error)
     if page and find_spec("gradio") is not None:
-        app = _with_page(app, engine)
+        from vat.web import mount_page  # Gradio takes seconds to import
+
+        app = mount_page(app, engine)
     else:
         _add_index(app)
     return Guard(app, engine, token)
-
-
-def _with_page(app: FastAPI, engine: Engine) -> FastAPI:
-    from vat.web import mount_page
-
-    return mount_page(app, engine)
 
 
 def _add_index(app: FastAPI) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vat.service.engine import Engine
-from vat.service.limits import Closing, QueueFull
+from vat.service.limits import MIB, Closing, QueueFull
 
 OPEN_PATHS = ("/healthz",)
 QUEUED = "/v1/"
@@ -61,8 +61,8 @@ class Guard:
                 scheme = "Bearer" if scope["path"].startswith(QUEUED) else 'Basic realm="vat"'
                 return HTTPException(401, "The token is missing or wrong.", {"WWW-Authenticate": scheme})
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > most_bytes(headers, self.engine):
-            return too_large(headers, self.engine)
+        if length.isdecimal() and int(length) > most_bytes(scope, headers, self.engine):
+            return too_large(most_bytes(scope, headers, self.engine))
         return None
 
 
@@ -72,7 +72,7 @@ class _Request:
     def __init__(self, scope: Scope, receive: Receive, send: Send, engine: Engine) -> None:
         self._scope, self._receive, self._send, self._engine = scope, receive, send, engine
         self.headers = Headers(scope=scope)
-        self._most = most_bytes(self.headers, engine)
+        self._most = most_bytes(scope, self.headers, engine)
         self._deadline = asyncio.get_running_loop().time() + engine.limits.upload_seconds
         self._bytes = 0
         self._complete = "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
@@ -91,7 +91,7 @@ class _Request:
         self._complete = not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
         if self._bytes > self._most:
-            raise too_large(self.headers, self._engine)
+            raise too_large(self._most)
         return message
 
     async def send(self, message: Message) -> None:
@@ -132,15 +132,15 @@ class _Request:
         return stack
 
 
-def most_bytes(headers: Headers, engine: Engine) -> int:
-    """The longest body that may come: files may be large, text may not."""
+def most_bytes(scope: Scope, headers: Headers, engine: Engine) -> int:
+    """The longest body that may come: files may be large, text may not, except for the page's drawings."""
     files = headers.get("content-type", "").lower().startswith("multipart/form-data")
-    return engine.limits.upload_bytes if files else engine.limits.json_bytes
+    text = scope["path"].startswith(QUEUED) and not files
+    return engine.limits.json_bytes if text else engine.limits.upload_bytes
 
 
-def too_large(headers: Headers, engine: Engine) -> HTTPException:
-    mebibytes = most_bytes(headers, engine) / (1 << 20)
-    return HTTPException(413, f"The request is too large: at most {mebibytes:g} MiB of this kind are taken.")
+def too_large(most: int) -> HTTPException:
+    return HTTPException(413, f"The request is too large: at most {most / MIB:g} MiB of this kind are taken.")
 
 
 def _token(authorization: str) -> str:

@@ -69,7 +69,7 @@ def routes(engine: Engine) -> APIRouter:
 def _add_segment(router: APIRouter, engine: Engine) -> None:
     @router.post("/v1/segment", responses={**FILES, **PROBLEMS, 404: UNKNOWN[404]}, tags=["segmentation"])
     async def segment(
-        query: Annotated[list[UploadFile], File(description="The photos to segment.")],
+        query: Annotated[list[UploadFile], File(min_length=1, description="The photos to segment.")],
         support: Photos = [],  # noqa: B006  never changed
         mask: Masks = [],  # noqa: B006
         label: Labels = [],  # noqa: B006
