@@ -46,6 +46,14 @@ def test_a_cached_support_saves_operations_and_training_costs_more():
     assert flop["cached"] < flop["inference"] < flop["training"]
 
 
+def test_the_memory_of_a_worker_is_its_own_and_not_its_parents():
+    """The parent has more in memory than the worker ever needs."""
+    child = "from vat.host_memory import peak_host_memory; print(peak_host_memory())"
+    parent = f"ballast = bytearray(2 << 30); import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    assert 2**24 < int(done.stdout) < 2**30
+
+
 def test_what_cannot_fit_is_a_row_with_its_estimate(monkeypatch):
     monkeypatch.setenv("VAT_MEMORY_GB", "20")
     result = run_case(Case("vat_resnet18.fss", size=64, repeats=1, overrides={"aggregator": "mixer"}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vat.bench.device import DTYPES, median_seconds, synchronize
 from vat.config import Backend
 from vat.errors import DoesNotFit, VatError
+from vat.host_memory import peak_host_memory
 from vat.network import PairNetwork
 from vat.runner import GraphedTraining, accelerate
 from vat.zoo import create_model
@@ -102,7 +102,7 @@ def _measure(case: Case, device: torch.device, network: PairNetwork | None) -> R
         peak = torch.cuda.max_memory_allocated(device) - before
     seconds = median_seconds(step, device, case.repeats, warmup=3 if device.type == "cuda" else 1)
     if device.type != "cuda":
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = peak_host_memory()
     return Result(
         case,
         seconds=seconds,
