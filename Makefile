@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow test-web lint bench clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "vat needs Python 3.11 or newer")'
@@ -26,6 +26,12 @@ test: lint
 
 test-slow: $(READY)
 	@$(BIN)/python -m pytest -q -m slow
+
+# The page in a real browser: Debian's chromium, or one that is installed already. Pictures go to out/web.
+test-web: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web,web-test]'
+	@command -v chromium >/dev/null || { echo "Installing chromium"; apt-get install -y -qq chromium >/dev/null; }
+	@$(BIN)/python -m pytest -q -m web tests/web
 
 bench: $(READY)
 	@$(BIN)/vat bench

@@ -8,7 +8,9 @@ from vat import builtin
 from vat.checkpoint import describe
 from vat.network import PairNetwork
 
-UNKNOWN = "Nothing is noted about its training."
+TRAINED_ON = "trained_on"
+"""The note that says on what."""
+UNKNOWN = "Its file does not say what it was trained on."
 
 
 def about(name: str, network: PairNetwork) -> str:
@@ -16,16 +18,14 @@ def about(name: str, network: PairNetwork) -> str:
     millions = sum(p.numel() for p in network.parameters()) / 1e6
     purpose = builtin.BUILTIN.get(name, f"{network.config.task}, {network.config.image_size} px")
     lines = [f"**{name}**: {purpose}; {millions:.1f} million parameters, family `{network.family}`."]
-    lines += _notes(name) or [UNKNOWN]
-    return "\n\n".join(lines)
+    notes = _notes(name)
+    lines += [f"{key.replace('_', ' ').capitalize()}: {_words(value)}." for key, value in notes.items()]
+    return "\n\n".join(lines if TRAINED_ON in notes else [*lines, UNKNOWN])
 
 
-def _notes(name: str) -> list[str]:
-    """The notes of a built-in model's file, one line each."""
-    if not builtin.is_builtin(name):
-        return []
-    notes: dict[str, Any] = describe(builtin.path(name)).get("notes") or {}
-    return [f"{key.replace('_', ' ').capitalize()}: {_words(value)}" for key, value in notes.items()]
+def _notes(name: str) -> dict[str, Any]:
+    """The notes in the file of a built-in model."""
+    return describe(builtin.path(name)).get("notes") or {} if builtin.is_builtin(name) else {}
 
 
 def _words(value: Any) -> str:

@@ -47,13 +47,17 @@ class MatchTab:
         try:
             most = self.engine.limits.pixels
             one, other = (None if file is None else Photo.read(file, "This photo", most) for file in (first, second))
-            return self._matched(one, other)
         except VatError as error:
             gr.Warning(str(error))
             return gr.skip()
+        return self._matched(one, other)
 
-    def _matched(self, first: Photo | None, second: Photo | None) -> dict[str, Any]:
+    def _matched(self, first: Photo | None, second: Photo | None) -> Any:
         if first is None or second is None:
             return views.board(None, first, second)
-        match = self.engine.match(first.view, second.view, views.board_points(first))
+        try:
+            match = self.engine.match(first.view, second.view, views.board_points(first))
+        except VatError as error:
+            gr.Warning(str(error))
+            return gr.skip()
         return views.board(match, first, second)

@@ -71,5 +71,5 @@ def theme() -> gr.themes.Base:
 
 
 def _about(name: str, network: object) -> None:
-    with gr.Accordion("About the model", open=False):
+    with gr.Accordion("About the model"):
         gr.Markdown(about(name, network))  # type: ignore[arg-type]

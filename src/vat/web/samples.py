@@ -29,7 +29,7 @@ class Sample:
 SAMPLES = (
     Sample("Butterflies", {"butterfly": 5}, 3),
     Sample("Toy cars", {"car": 14}, 1),
-    Sample("Birds and fish", {"bird": 15, "fish": 6}, 2),
+    Sample("Birds and fish", {"bird": 15, "fish": 6}, 8),
 )
 PAIRS = (Sample("Two butterflies", {"butterfly": 3}, 21), Sample("Two animals", {"animal": 10}, 8))
 

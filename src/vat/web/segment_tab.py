@@ -45,15 +45,13 @@ class SegmentTab:
                 with gr.Row():
                     self.find = gr.Button(FIND, variant="primary", elem_id="find", scale=3)
                     self.withdraw = gr.Button("Back to the prediction", visible=False, size="md", min_width=170)
-                    self.remove = gr.Button("Remove photo", size="md", min_width=140)
+                    self.remove = gr.Button("Remove", size="md", min_width=90)
             with gr.Column(scale=7, min_width=320):
                 components.step(2, "See it found", "Choose a photo to correct its mask.")
                 with gr.Row(elem_classes="supply"):
                     self.query_files = _drop("Photos to mask", "query-files")
                     with gr.Column(min_width=250, scale=2):
-                        self.threshold = gr.Slider(
-                            0.05, 0.95, 0.5, step=0.01, label="Threshold: lower finds more, higher is surer"
-                        )
+                        self.threshold = gr.Slider(0.05, 0.95, 0.5, step=0.01, label="Threshold (lower finds more)")
                         self.look = gr.Radio(list(LOOKS), value=LOOKS[0], label="Show as", elem_id="look")
                 with gr.Row(elem_classes="state"):
                     self.progress = gr.HTML(components.progress_bar(0, 0, ""), elem_id="progress")

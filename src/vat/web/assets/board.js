@@ -68,7 +68,7 @@ function draw() {
 function pair(contexts, point, colour, number) {
   const match = matchOf(point), solid = match.sure >= LEAST_SURE;
   mark(contexts[0], point, colour, number, true);
-  mark(contexts[1], match, colour, `${number} ${percent(match.sure)}`.trim(), solid);
+  mark(contexts[1], match, colour, number ? `${number}: ${percent(match.sure)}` : percent(match.sure), solid);
 }
 
 function list() {
@@ -96,6 +96,7 @@ function inside(at) {
 
 function add(at) {
   if (points.length < MOST_POINTS) points.push(at);
+  hover = null;
   list();
 }
 
@@ -122,7 +123,9 @@ left.addEventListener('keydown', (event) => {
     hover = inside({x: from.x + moves[event.key][0] * step, y: from.y + moves[event.key][1] * step});
     draw();
   } else if ((event.key === 'Enter' || event.key === ' ') && hover) {
-    add({...hover});
+    const at = hover;
+    add(at);
+    hover = {...at};
   } else if (event.key === 'Backspace') {
     points.pop();
     list();
