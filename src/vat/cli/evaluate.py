@@ -135,10 +135,11 @@ def _open(name: str, backbone_weights: Path | None, seed: int) -> tuple[Any, lis
     """The model, and what must be said about its weights."""
     import torch
 
+    from vat.builtin import is_builtin
     from vat.cli.models import open_model
     from vat.zoo import create_model
 
-    if Path(name).exists() or name.endswith((".pt", ".pth", ".safetensors")):
+    if is_builtin(name) or Path(name).exists() or name.endswith((".pt", ".pth", ".safetensors")):
         if backbone_weights is not None:
             raise VatError(f"{name} already holds its backbone; --backbone-weights goes with a model's name.")
         return open_model(name), []
