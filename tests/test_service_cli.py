@@ -1,19 +1,24 @@
 """`vat serve` as a process: what the documentation shows works, and it ends without losing a request."""
 
+import asyncio
 import re
 import shutil
 import signal
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from starlette.responses import StreamingResponse
 
 import vat
 from command import VAT, mask, models, photo, run  # noqa: F401  fixtures
-from vat.service.server import is_loopback
+from service_fakes import make_engine
+from vat.service.app import create_app
+from vat.service.server import Server, is_loopback, listen
 
 DOCS = Path(__file__).parent.parent / "docs" / "service.md"
 
@@ -94,10 +99,31 @@ def test_a_port_in_use_is_one_sentence(run, models):  # noqa: F811
     assert "cannot be listened at" in run("serve", *options, "--host", "no.such.host.invalid", code=2)
 
 
-def test_every_endpoint_is_in_the_documentation():
-    from service_fakes import make_engine
-    from vat.service.app import create_app
+def test_the_end_does_not_wait_for_streams_that_have_none(capfd):
+    engine, listener = make_engine(), listen("127.0.0.1", 0)
 
+    async def beats():
+        while True:
+            yield b"beat"
+            await asyncio.sleep(0.05)
+
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        await StreamingResponse(beats())(scope, receive, send)
+
+    server = Server(app, engine)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    with httpx.stream("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/") as stream:
+        assert next(stream.iter_bytes()) == b"beat"
+        server.should_exit = True
+        thread.join(5)
+        assert not thread.is_alive()
+    engine.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_every_endpoint_is_in_the_documentation():
     schema = create_app(make_engine(), page=False).app.openapi()
     listed = set(re.findall(r"`(GET|POST|DELETE) (/\S+)`", DOCS.read_text()))
     found = {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from vat.cli.options import Device, Model, Quiet, Size
 from vat.errors import VatError
+from vat.service.limits import Limits
 
 NO_MODEL = "none"
 
@@ -32,12 +33,14 @@ def serve(
     ] = "vat-mini-match",
     size: Size = None,
     device: Device = "auto",
-    upload_mib: Annotated[float, typer.Option(help="Largest request in MiB.", min=0.01)] = 64,
-    megapixels: Annotated[float, typer.Option(help="Largest photo.", min=0.01)] = 50,
-    supports: Annotated[int, typer.Option(help="Most examples in one request.", min=1)] = 32,
-    queue: Annotated[int, typer.Option(help="Most requests at a time; others are told to come back.", min=1)] = 64,
-    seconds: Annotated[float, typer.Option(help="Longest time for one request.", min=0.1)] = 120,
-    upload_seconds: Annotated[float, typer.Option(help="Longest time for one upload.", min=0.1)] = 30,
+    upload_mib: Annotated[float, typer.Option(help="Largest request in MiB.", min=0.01)] = Limits.upload_mib,
+    megapixels: Annotated[float, typer.Option(help="Largest photo.", min=0.01)] = Limits.megapixels,
+    supports: Annotated[int, typer.Option(help="Most examples in one request.", min=1)] = Limits.supports,
+    queue: Annotated[int, typer.Option(help="Most requests at a time; others must wait.", min=1)] = Limits.queue,
+    seconds: Annotated[float, typer.Option(help="Longest time for one request.", min=0.1)] = Limits.seconds,
+    upload_seconds: Annotated[
+        float, typer.Option(help="Longest time for one upload.", min=0.1)
+    ] = Limits.upload_seconds,
     quiet: Quiet = False,
 ) -> None:
     """Open the page in which one labels a photo and sees the rest follow, and the HTTP service behind it.
@@ -54,7 +57,6 @@ def serve(
     require_packages()
     from vat.service.app import create_app
     from vat.service.engine import Engine
-    from vat.service.limits import Limits
     from vat.service.server import is_loopback
     from vat.service.server import serve as listen_and_serve
 
@@ -74,9 +76,7 @@ def serve(
     if token is None and not is_loopback(host):
         console.print(f"[yellow]Whoever can reach {host} can use this service: think of --token.[/yellow]")
     app = create_app(engine, token=token, page=page)
-    listen_and_serve(
-        app, engine, host, port, lambda url: console.print(f"vat is at [bold]{url}[/bold]; Ctrl-C ends it")
-    )
+    listen_and_serve(app, engine, host, port, lambda url: console.print(f"vat is at {url} (Ctrl-C ends it)"))
 
 
 def require_packages() -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from vat.errors import VatError
 from vat.service.engine import Engine
 
-GRACE_SECONDS = 2  # for connections that never end by themselves, which an open page has
+GRACE_SECONDS = 1  # for what is no work: an open page has connections that never end by themselves
 
 
 class Server(uvicorn.Server):
@@ -27,7 +27,7 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=GRACE_SECONDS,
+                timeout_graceful_shutdown=2 * GRACE_SECONDS,
             )
         )
         self.engine = engine
@@ -39,7 +39,13 @@ class Server(uvicorn.Server):
             async with asyncio.timeout(limits.upload_seconds + limits.seconds):
                 while worker.busy and not self.force_exit:
                     await asyncio.sleep(0.02)
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._hang_up)
         await super().shutdown(sockets)
+
+    def _hang_up(self) -> None:
+        """To the application it looks as if the clients went away, which it is used to."""
+        for connection in list(self.server_state.connections):
+            connection.transport.close()
 
 
 def serve(app: ASGIApp, engine: Engine, host: str, port: int, ready: Callable[[str], None]) -> None:
