@@ -12,6 +12,7 @@ from PIL import Image
 pytestmark = pytest.mark.web
 
 QUERIES = 8
+MATCH_POINTS = ((0.9, 0.41), (0.72, 0.5), (0.4, 0.57), (0.04, 0.63), (0.62, 0.92))  # as shares of the first photo
 
 
 def tiles(page, kind, area="queries"):
@@ -26,6 +27,13 @@ def start(page, title="Butterflies"):
     page.get_by_role("button", name=f"Try: {title}").click()
     wait_for(page, "found", QUERIES)
     page.get_by_text(f"{QUERIES} done").wait_for()
+
+
+def wait_for_new_masks(page, before, done):
+    """Until the masks that `before` shows were all predicted again."""
+    page.wait_for_function(f"document.querySelector('#queries img').src !== {json.dumps(before[0])}")
+    wait_for(page, "old", 0)
+    page.get_by_text(f"{done} done").wait_for()
 
 
 def drag(page, selector, *shares):
@@ -67,9 +75,7 @@ def test_the_loop_of_a_labeller(page, engine, shoot):
     drag(page, "#easel .stage", (0.25, 0.65), (0.45, 0.75), (0.65, 0.65))
     assert page.get_by_role("button", name="Undo").is_enabled()
     page.get_by_role("button", name="Find it in all photos").click()
-    page.wait_for_function(f"document.querySelector('#queries img').src !== {json.dumps(before[0])}")
-    wait_for(page, "found", QUERIES)
-    page.get_by_text(f"{QUERIES} done").wait_for()
+    wait_for_new_masks(page, before, QUERIES)
     assert photos_done(engine) == asked + QUERIES
 
     # Correct a prediction with a box: it becomes an example, the others are predicted again.
@@ -159,9 +165,10 @@ def test_two_classes_keep_their_colours(page, shoot):
     page.get_by_role("button", name="+ Class").click()
     page.get_by_label("Name of the chosen class").fill("sky")
     page.get_by_label("Name of the chosen class").press("Tab")
+    before = pictures(page)
     drag(page, "#easel .stage", (0.1, 0.05), (0.9, 0.05))
     page.get_by_role("button", name="Find it in all photos").click()
-    page.get_by_text(f"{QUERIES} done").wait_for()
+    wait_for_new_masks(page, before, QUERIES)
     shoot("classes")
     document = json.loads(saved(page, "COCO JSON")[1])
     assert [category["name"] for category in document["categories"]] == ["bird", "fish", "sky"]
@@ -169,20 +176,20 @@ def test_two_classes_keep_their_colours(page, shoot):
 
 def test_points_find_their_way(page, shoot):
     page.get_by_role("tab", name="Match").click()
-    page.get_by_role("button", name="Try: Two butterflies").click()
+    page.get_by_role("button", name="Try: Two animals").click()
     page.wait_for_selector(".board[data-empty=no]")
     first = page.locator(".board .first")
     first.scroll_into_view_if_needed()
-    for x, y in ((0.45, 0.42), (0.6, 0.5), (0.3, 0.3)):
+    for x, y in MATCH_POINTS:
         box = first.bounding_box()
         first.click(position={"x": x * box["width"], "y": y * box["height"]})
-    assert page.locator(".board .list li").count() == 3
+    assert page.locator(".board .list li").count() == len(MATCH_POINTS)
     assert re.search(r"→ \(\d+, \d+\), confidence \d+ %", page.locator(".board .list li").first.inner_text())
     shoot("match")
     page.get_by_label("How much of the warped first photo is shown").fill("60")
     shoot("warp")
     page.locator(".board").get_by_role("button", name="Undo").click()
-    assert page.locator(".board .list li").count() == 2
+    assert page.locator(".board .list li").count() == len(MATCH_POINTS) - 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -78,7 +78,7 @@ def queries(session: Session) -> dict[str, Any]:
 
 def _state(session: Session, photo: Photo) -> tuple[str, str]:
     if photo.given is not None:
-        return "corrected · example", "given"
+        return "corrected", "given"
     if photo.found is None:
         return "waiting", "bare"
     if photo.found.revision != session.revision:
