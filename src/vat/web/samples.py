@@ -19,7 +19,7 @@ SAMPLE_STREAM = 0x5EED
 
 @dataclass(frozen=True)
 class Sample:
-    """Classes of the synthetic world that no built-in model was trained on: name -> class id."""
+    """Classes out of the test split of the synthetic world: name -> class id."""
 
     title: str
     classes: dict[str, int]
