@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vat.data import MixedDataset, build, collate, task_of
 from vat.errors import VatError
@@ -143,11 +144,19 @@ def validation_loader(
 
 
 def batches_of(loader: DataLoader[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The loader's batches. A worker's error arrives inside its traceback; here it is one sentence again."""
+    """The loader's batches. A worker's error arrives inside its traceback; here it is one sentence again.
+
+    The workers are told to end when nobody wants more: they ignore signals, and a process that exits while an iterator
+    is still alive would wait for them forever.
+    """
+    batches = iter(loader)
     try:
-        yield from loader
+        yield from batches
     except VatError as error:
         raise VatError(str(error).rpartition("VatError: ")[2].strip()) from error
+    finally:
+        if isinstance(batches, _MultiProcessingDataLoaderIter):
+            batches._shutdown_workers()
 
 
 def cores_for(processes_here: int) -> int:
