@@ -10,7 +10,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "vat needs Python 3.11 or newer")'
 	@echo "Setting up $(VENV) (once; a few minutes and about 6 GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,export,web]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,export,web,video]'
 	@touch $@
 
 demo: $(READY)
