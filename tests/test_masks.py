@@ -3,10 +3,11 @@
 import base64
 import io
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageFilter
@@ -54,6 +55,8 @@ def test_outlines_fill_to_the_mask_they_were_drawn_around(mask):
 
 @given(st.lists(st.tuples(st.floats(-20, 80), st.floats(-20, 60)), min_size=3, max_size=12))
 def test_polygons_agree_with_a_test_of_every_pixel_centre(points):
+    heights = sorted(y for _, y in points)
+    assume(all(a == b or b - a > 1e-3 for a, b in pairwise(heights)))  # an edge's slope must be a number
     expected = np.zeros(SIZE, dtype=bool)
     y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
     for edge in zip(points, points[1:] + points[:1], strict=True):

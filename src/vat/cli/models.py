@@ -71,6 +71,16 @@ def _row(name: str, family: str, config: dict[str, Any], built_in: bool) -> dict
     return {"name": name, "built_in": built_in, "family": family, **settings}
 
 
+def _notes(name_or_file: str) -> dict[str, Any]:
+    """What one of our files says of its making."""
+    from vat import builtin
+    from vat.checkpoint import describe
+
+    path = builtin.path(name_or_file) if builtin.is_builtin(name_or_file) else Path(name_or_file)
+    notes: dict[str, Any] = describe(path)["notes"] if path.suffix == ".safetensors" and path.exists() else {}
+    return notes
+
+
 def open_model(name_or_file: str) -> PairNetwork:
     """A built-in model, one from a checkpoint file, or one by name (untrained)."""
     from vat import builtin
@@ -119,6 +129,8 @@ def info(
     console.print(f"backbone parameters   {summary.backbone:,} ({'frozen' if summary.frozen else 'fine-tuned'})")
     console.print(f"multiply-adds         {human(summary.multiply_adds, 1000)} per episode")
     console.print(f"weights               {human(summary.weight_bytes, 1024)}B in float32")
+    for key, value in _notes(model).items():
+        console.print(f"{key.replace('_', ' '):<21} {value}", highlight=False)
 
 
 def convert(
