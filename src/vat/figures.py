@@ -43,8 +43,8 @@ def demo_figure(
 ) -> Figure:
     """Above: examples with their masks, then photos with the predicted ones. Below: points found in another photo."""
     columns = len(examples) + len(results)
-    figure = plt.figure(figsize=(2.35 * columns, 5.6), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.22))  # type: ignore[misc]
+    figure = plt.figure(figsize=(2.35 * columns, 5.3), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.05))  # type: ignore[misc]
     above.suptitle("A few examples with masks ...  and the same kind of thing masked in other photos", fontsize=11)
     for i, (axis, result) in enumerate(zip(above.subplots(1, columns), [*examples, *results], strict=True)):
         given = i < len(examples)

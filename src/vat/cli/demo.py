@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vat.predict.results import Match, Segmentation
     from vat.segmenter import Segmenter
 
-EXAMPLES, QUERIES, PAIRS, POINTS = 2, 4, 2, 8
+EXAMPLES, QUERIES, PAIRS, POINTS = 2, 4, 3, 8
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +25,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("out/demo.png"),
     model: Annotated[str, typer.Option(help="Segmentation: a built-in model or a checkpoint file.")] = "vat-mini",
     matcher: Annotated[str, typer.Option(help="Correspondence: likewise.")] = "vat-mini-match",
-    seed: Annotated[int, typer.Option(help="Which things of the synthetic world.")] = 0,
+    seed: Annotated[int, typer.Option(help="Which things of the synthetic world.")] = 1,
     size: Annotated[int, typer.Option(help="Side of the scenes in pixels.")] = 384,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
 ) -> None:
