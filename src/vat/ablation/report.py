@@ -15,9 +15,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from vat.ablation.plan import COSTS, Plan, Row
-from vat.checkpoint import write_atomically
 from vat.evaluation.tables import PlainTable
 from vat.figures import save_figure
+from vat.files import write_atomically
 
 TITLES = {"miou": "mIoU", "fb_iou": "FB-IoU", "mba": "mBA", "pck": "PCK"}
 COST_TITLES = {

@@ -26,11 +26,12 @@ from vat.ablation.plan import EvaluationSettings, Plan, Row
 from vat.ablation.report import COSTS_FILE, RESULT, read_json, write_tables
 from vat.bench.cases import Case, Mode, Result, run_case
 from vat.bench.worker import run_apart
-from vat.checkpoint import load, write_atomically
+from vat.checkpoint import load
 from vat.config import to_dict
 from vat.errors import DoesNotFit
 from vat.evaluation import evaluate
 from vat.evaluation.report import Report
+from vat.files import write_atomically
 from vat.network import PairNetwork
 from vat.training import Experiment, build_network, train
 from vat.training.feed import cores_for, validation_data, worker_count

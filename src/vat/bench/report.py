@@ -119,8 +119,8 @@ def write(
     folder: Path, results: list[Result], limits: DeviceLimits, growth: dict[str, list[tuple[float, Result]]]
 ) -> None:
     """bench.json, bench.md and (if anything was grown) growth.png."""
-    from vat.checkpoint import write_atomically
     from vat.figures import save_figure
+    from vat.files import write_atomically
 
     write_atomically(folder / "bench.json", as_json(results, limits, growth).encode())
     write_atomically(folder / "bench.md", markdown(results, limits).encode())

@@ -169,8 +169,8 @@ def _progress(console: Console, folder: Path) -> Iterator[Any]:
 
 
 def _write(report: Report, folder: Path, network: Any, dataset: Any) -> None:
-    from vat.checkpoint import write_atomically
     from vat.evaluation.sheet import contact_sheet
+    from vat.files import write_atomically
 
     report.write(folder)
     write_atomically(folder / "episodes.png", contact_sheet(network, dataset, report.protocol, report.records))

@@ -17,13 +17,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
-from vat.checkpoint import write_atomically
 from vat.distill.matching import FeatureMatching
 from vat.distill.photos import find_photos, load_photos, random_views
 from vat.distill.settings import DistillSettings
 from vat.errors import VatError
 from vat.features import Backbone
 from vat.features.slim import TEACHER, from_teacher
+from vat.files import write_atomically
 from vat.tensorfile import read_pickle
 
 WEIGHTS, STATE, SUMMARY = "backbone.safetensors", "last.ckpt", "summary.json"

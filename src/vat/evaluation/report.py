@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import vat
-from vat.checkpoint import write_atomically
 from vat.evaluation.protocol import Protocol, Record
 from vat.evaluation.tables import PlainTable
+from vat.files import write_atomically
 
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics")
 

@@ -14,8 +14,9 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from vat import builtin
-from vat.checkpoint import checksum, describe, load, save, write_atomically
+from vat.checkpoint import checksum, describe, load, save
 from vat.errors import VatError
+from vat.files import write_atomically
 from vat.network import PairNetwork
 from vat.predict.encodings import Encoding, fill, join, length, named_tensors, split
 from vat.predict.engine import Engine

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from vat.checkpoint import write_atomically
+from vat.files import write_atomically
 
 METRICS = "metrics.csv"
 POSITION = ("step", "episodes", "minutes")

@@ -10,10 +10,10 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from vat.checkpoint import write_atomically
 from vat.config import to_dict
 from vat.errors import VatError
 from vat.figures import save_figure
+from vat.files import write_atomically
 from vat.training.config import Experiment, load_experiment
 from vat.training.journal import METRICS, TRAINING_COLUMNS, read_metrics
 from vat.training.state import Progress

@@ -17,8 +17,8 @@ import torch
 from lightning import Fabric
 from torch import Tensor, nn
 
-from vat.checkpoint import write_atomically
 from vat.errors import DoesNotFit, VatError
+from vat.files import write_atomically
 from vat.summary import human
 
 STOP_SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, n)]

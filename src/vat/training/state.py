@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from vat.checkpoint import write_atomically
 from vat.config import to_dict
 from vat.errors import VatError
+from vat.files import write_atomically
 from vat.tensorfile import read_pickle
 from vat.training.config import Experiment
 from vat.training.optim import AveragedWeights

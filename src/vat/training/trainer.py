@@ -17,8 +17,9 @@ import torch
 from lightning import Fabric
 from torch import Tensor
 
-from vat.checkpoint import save, write_atomically
+from vat.checkpoint import save
 from vat.errors import VatError
+from vat.files import write_atomically
 from vat.network import PairNetwork
 from vat.runner import GraphedTraining
 from vat.training.config import PRETRAINED, Experiment, dump_experiment
