@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,7 +17,7 @@ BUILTIN = {
 
 def is_builtin(name: object) -> bool:
     """Whether a name stands for a model inside the package."""
-    return str(name) in BUILTIN
+    return isinstance(name, str | os.PathLike) and os.fspath(name) in BUILTIN
 
 
 def path(name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,10 @@ def save(
     write_atomically(path, serialise(tensors, metadata={"vat": json.dumps(description)}))
 
 
-def load(path_or_name: str | Path, device: str | torch.device = "cpu") -> PairNetwork:
+def load(path_or_name: str | os.PathLike[str], device: str | torch.device = "cpu") -> PairNetwork:
     """A model ready for use (eval mode): a built-in one by name ("vat-mini", "vat-mini-match"), our .safetensors
     file, or one of the authors' published files."""
-    path = builtin.path(str(path_or_name)) if builtin.is_builtin(path_or_name) else Path(path_or_name)
+    path = _file_of(path_or_name)
     if not path.exists() and str(path_or_name) in list_models():
         raise VatError(
             f"No weights come with {str(path_or_name)!r}; load a checkpoint file, or use "
@@ -76,8 +77,19 @@ def load(path_or_name: str | Path, device: str | torch.device = "cpu") -> PairNe
 
 def describe(path: Path) -> dict[str, Any]:
     """The description stored in one of our files, checked for its form."""
-    tensors, metadata = read_safetensors(path)
-    return _description(tensors, metadata, path)
+    return _description(read_safetensors(path)[1], path)
+
+
+def notes_of(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a built-in model or one of our files says of its making; nothing where it is neither."""
+    path = _file_of(path_or_name)
+    own = path.suffix == ".safetensors" and path.exists()
+    notes: dict[str, Any] = describe(path).get("notes") or {} if own else {}
+    return notes
+
+
+def _file_of(path_or_name: str | os.PathLike[str]) -> Path:
+    return builtin.path(str(path_or_name)) if builtin.is_builtin(path_or_name) else Path(path_or_name)
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
@@ -92,7 +104,7 @@ def checksum(tensors: dict[str, Tensor]) -> str:
 
 def _load_own(path: Path) -> PairNetwork:
     tensors, metadata = read_safetensors(path)
-    description = _description(tensors, metadata, path)
+    description = _description(metadata, path)
     if checksum(tensors) != description["sha256"]:
         raise VatError(f"{path} is damaged: its tensors do not match the checksum in the file.")
     kind = family(description["family"])
@@ -122,7 +134,7 @@ def _load_published(path: Path) -> PairNetwork:
     return model
 
 
-def _description(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> dict[str, Any]:
+def _description(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     try:
         description = json.loads(metadata["vat"])
         if description["format"] != FORMAT or not {"family", "config", "sha256"} <= description.keys():

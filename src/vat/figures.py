@@ -14,10 +14,12 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from vat.predict.drawing import colour
+
 if TYPE_CHECKING:
     from vat.predict.results import Match, Segmentation
 
-TINT = np.array([0.95, 0.20, 0.35])
+TINT = np.array(colour(0)) / 255
 
 
 def image_array(image: Tensor | np.ndarray) -> np.ndarray:

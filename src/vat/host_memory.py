@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import sys
 from functools import cache
 from pathlib import Path
@@ -54,5 +53,7 @@ def peak_host_memory() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
+        import resource  # which not every system has
+
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -44,12 +44,14 @@ def read_image(source: ImageLike, *, at_least: int | None = None, max_pixels: in
 
     Args:
         at_least: both sides of the result may shrink to no less than this. JPEG files are then decoded at
-            1/2, 1/4 or 1/8 of their size, which is several times faster; other formats ignore it.
+            1/2, 1/4 or 1/8 of their size, which is several times faster; other formats ignore it, and so does
+            an open PIL image, which would shrink in the hands of its owner.
         max_pixels: larger pictures are refused before they are decoded (decompression bombs).
     """
     with _readable(source) as name:
         image = _open(source, name, max_pixels)
-        if at_least is not None and image.format == "JPEG" and image.mode in ("L", "RGB"):
+        shrinks = image is not source and image.format == "JPEG" and image.mode in ("L", "RGB")
+        if at_least is not None and shrinks:
             image.draft(image.mode, (at_least, at_least))
         return _to_rgb(_upright(image))
 

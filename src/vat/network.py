@@ -36,6 +36,11 @@ class PairNetwork(nn.Module):
         self.fast = True
         self.backend: Backend = "auto"
 
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by to become calibrated; families that keep none have 1."""
+        return float(getattr(self.config, "temperature", 1.0))
+
     def extract(self, images: Tensor) -> Any:
         """Images [B, 3, H, W] -> feature maps [B, C, h, w] in dicts or lists."""
         return self.backbone(images)

@@ -71,16 +71,6 @@ def _row(name: str, family: str, config: dict[str, Any], built_in: bool) -> dict
     return {"name": name, "built_in": built_in, "family": family, **settings}
 
 
-def _notes(name_or_file: str) -> dict[str, Any]:
-    """What one of our files says of its making."""
-    from vat import builtin
-    from vat.checkpoint import describe
-
-    path = builtin.path(name_or_file) if builtin.is_builtin(name_or_file) else Path(name_or_file)
-    notes: dict[str, Any] = describe(path)["notes"] if path.suffix == ".safetensors" and path.exists() else {}
-    return notes
-
-
 def open_model(name_or_file: str) -> PairNetwork:
     """A built-in model, one from a checkpoint file, or one by name (untrained)."""
     from vat import builtin
@@ -108,6 +98,7 @@ def info(
 
     Example: vat info vat-mini
     """
+    from vat.checkpoint import notes_of
     from vat.summary import human, summarize
 
     network = open_model(model)
@@ -129,7 +120,7 @@ def info(
     console.print(f"backbone parameters   {summary.backbone:,} ({'frozen' if summary.frozen else 'fine-tuned'})")
     console.print(f"multiply-adds         {human(summary.multiply_adds, 1000)} per episode")
     console.print(f"weights               {human(summary.weight_bytes, 1024)}B in float32")
-    for key, value in _notes(model).items():
+    for key, value in notes_of(model).items():
         console.print(f"{key.replace('_', ' '):<21} {value}", highlight=False)
 
 

@@ -106,7 +106,7 @@ def describe(model: PairNetwork, graphs: list[Graph], size: int, precision: Prec
         "image_size": size,
         "mean": model.backbone.mean.flatten().tolist(),
         "std": model.backbone.std.flatten().tolist(),
-        "temperature": float(getattr(model.config, "temperature", 1.0)),
+        "temperature": model.temperature,
         "graphs": {
             graph.name: {
                 "file": f"{graph.name}.onnx",

@@ -65,7 +65,6 @@ class QueryGraph(nn.Module):
     def __init__(self, model: PairNetwork, template: Encoding) -> None:
         super().__init__()
         self.model, self.template = model, template
-        self.temperature = float(getattr(model.config, "temperature", 1.0))
 
     def forward(self, *tensors: Tensor) -> Tensor:
         images, *features = tensors
@@ -76,7 +75,7 @@ class QueryGraph(nn.Module):
         given = iter(features)
         support = map_tensors(lambda _: (t := next(given))[None].expand(queries, *t.shape).flatten(0, 1), self.template)
         output = self.model.decode(query, support)
-        return ((output[:, 1] - output[:, 0]) / self.temperature).unflatten(0, (queries, examples))
+        return ((output[:, 1] - output[:, 0]) / self.model.temperature).unflatten(0, (queries, examples))
 
 
 class PairGraph(nn.Module):

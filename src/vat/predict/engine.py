@@ -43,7 +43,7 @@ class Engine:
         self.name = str(model) if is_builtin(model) else None
         self.device = choose_device(device)
         self.dtype = choose_precision(precision, self.device)
-        network = model if isinstance(model, PairNetwork) else load(model)  # type: ignore[arg-type]
+        network = model if isinstance(model, PairNetwork) else load(model)
         if network.config.task != task:
             raise VatError(f"This model is for {network.config.task}; for {task} another one is needed.")
         self.network = _on_device(network, self.device)
@@ -70,7 +70,7 @@ class Engine:
 
         The view, uint8 [3, H, W], is encoded once; chunks of examples are decoded one after the other.
         """
-        temperature = getattr(self.network.config, "temperature", 1.0)
+        temperature = self.network.temperature
 
         def run(images: Tensor) -> Tensor:
             query = self._model.encode_query(images)
@@ -134,12 +134,8 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
 
 
 def read_pixels(image: ImageLike, at_least: int) -> Tensor:
-    """An upright photo as uint8 [3, H, W]; large JPEG files are decoded at a fraction of their size.
-
-    An open PIL image is not: it would shrink in the hands of its owner.
-    """
-    whole = not isinstance(image, str | os.PathLike | bytes)
-    return to_tensor(read_image(image) if whole else read_image(image, at_least=at_least))
+    """An upright photo as uint8 [3, H, W]; large JPEG files are decoded at a fraction of their size."""
+    return to_tensor(read_image(image, at_least=at_least))
 
 
 def shrink_mask(mask: np.ndarray, side: int) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from PIL import Image
 
@@ -14,8 +12,7 @@ SURE = 1e-6  # probabilities stay away from 0 and 1 by this much, as in `vat.pre
 
 def network_input(image: ImageLike, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
     """Any photo -> float32 [1, 3, side, side], normalised. The aspect ratio is not kept, as in training."""
-    whole = not isinstance(image, str | os.PathLike | bytes)  # an open image would shrink in its owner's hands
-    photo = read_image(image) if whole else read_image(image, at_least=side)
+    photo = read_image(image, at_least=side)
     square = photo if photo.size == (side, side) else photo.resize((side, side), Image.Resampling.BILINEAR)
     centre, spread = np.array(mean, dtype=np.float32), np.array(std, dtype=np.float32)
     pixels = (np.asarray(square, dtype=np.float32) / 255 - centre) / spread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vat import builtin
-from vat.checkpoint import describe
+from vat.checkpoint import notes_of
 from vat.network import PairNetwork
 
 TRAINED_ON = "trained_on"
@@ -18,14 +18,9 @@ def about(name: str, network: PairNetwork) -> str:
     millions = sum(p.numel() for p in network.parameters()) / 1e6
     purpose = builtin.BUILTIN.get(name, f"{network.config.task}, {network.config.image_size} px")
     lines = [f"**{name}**: {purpose}; {millions:.1f} million parameters, family `{network.family}`."]
-    notes = _notes(name)
+    notes = notes_of(name) if builtin.is_builtin(name) else {}  # of a file only its name is known here
     lines += [f"{key.replace('_', ' ').capitalize()}: {_words(value)}." for key, value in notes.items()]
     return "\n\n".join(lines if TRAINED_ON in notes else [*lines, UNKNOWN])
-
-
-def _notes(name: str) -> dict[str, Any]:
-    """The notes in the file of a built-in model."""
-    return describe(builtin.path(name)).get("notes") or {} if builtin.is_builtin(name) else {}
 
 
 def _words(value: Any) -> str:

@@ -9,6 +9,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before Gradio is i
 import gradio as gr
 from fastapi import FastAPI
 
+from vat.network import PairNetwork
 from vat.service.engine import Engine
 from vat.web.about import about
 from vat.web.components import asset
@@ -70,6 +71,6 @@ def theme() -> gr.themes.Base:
     ).set(button_primary_background_fill="*primary_600", button_primary_background_fill_hover="*primary_700")
 
 
-def _about(name: str, network: object) -> None:
+def _about(name: str, network: PairNetwork) -> None:
     with gr.Accordion("About the model"):
-        gr.Markdown(about(name, network))  # type: ignore[arg-type]
+        gr.Markdown(about(name, network))
