@@ -12,7 +12,7 @@ from PIL import Image
 from photos import disc, photo
 from small import small
 from vat.service.app import create_app
-from vat.service.engine import Engine
+from vat.service.core import Service
 from vat.service.limits import Limits
 from vat.service.server import Server, listen
 
@@ -20,8 +20,8 @@ SEGMENTATION = small(backbone="test_resnet").eval()
 CORRESPONDENCE = small(task="correspondence", backbone="test_resnet").eval()
 
 
-def make_engine(**limits):
-    return Engine(SEGMENTATION, "cpu", Limits(**limits), matcher=CORRESPONDENCE)
+def make_service(**limits):
+    return Service(SEGMENTATION, "cpu", Limits(**limits), matcher=CORRESPONDENCE)
 
 
 def png(picture):
@@ -58,10 +58,10 @@ def decode(rle):
 
 
 @contextmanager
-def live(engine, **options):
+def live(service, **options):
     """The service on a socket, in a thread; gives its port."""
     listener = listen("127.0.0.1", 0)
-    server = Server(create_app(engine, page=False, **options), engine)
+    server = Server(create_app(service, page=False, **options), service)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

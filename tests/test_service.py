@@ -23,7 +23,7 @@ from service_fakes import (
     decode,
     example,
     live,
-    make_engine,
+    make_service,
     png,
     query,
 )
@@ -32,13 +32,13 @@ from vat.service.app import create_app
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return make_engine(supports=3, queries=4, points=5, upload_mib=4)
+def service():
+    return make_service(supports=3, queries=4, points=5, upload_mib=4)
 
 
 @pytest.fixture(scope="module")
-def client(engine):
-    with TestClient(create_app(engine, page=False)) as client:
+def client(service):
+    with TestClient(create_app(service, page=False)) as client:
         yield client
 
 
@@ -121,8 +121,8 @@ def test_a_stored_set_lives_until_it_is_deleted(client, direct):
 
 
 def test_equal_examples_are_encoded_once():
-    engine = make_engine()
-    with TestClient(create_app(engine, page=False)) as client:
+    service = make_service()
+    with TestClient(create_app(service, page=False)) as client:
         for seed in (7, 8):
             assert client.post("/v1/segment", files=[*example(0), query(seed)]).status_code == 200
         counters = client.get("/metrics").text
@@ -143,12 +143,12 @@ def test_points_are_those_of_the_matcher(client):
 
 
 def test_the_page_and_the_service_share_one_engine(direct):
-    engine = make_engine()
-    [result] = engine.segment({"disc": examples(2)}, [photo(9)], Options(threshold=0.4))
+    service = make_service()
+    [result] = service.segment({"disc": examples(2)}, [photo(9)], Options(threshold=0.4))
     assert (result.mask == direct.predict(photo(9), threshold=0.4).mask).all()
-    stored = engine.store({"disc": examples(2)})
-    assert (engine.segment(stored.id, [photo(9)])[0].mask == direct.predict(photo(9)).mask).all()
-    engine.close()
+    stored = service.store({"disc": examples(2)})
+    assert (service.segment(stored.id, [photo(9)])[0].mask == direct.predict(photo(9)).mask).all()
+    service.close()
 
 
 def test_the_service_says_what_it_is(client):
@@ -229,7 +229,7 @@ def test_large_bodies_are_refused_before_they_are_read(client, monkeypatch):
         while True:
             yield bytes(1 << 16)
 
-    with live(make_engine(upload_mib=1)) as port:
+    with live(make_service(upload_mib=1)) as port:
         headers = {"content-type": "multipart/form-data; boundary=x"}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/segment", content=endless(), headers=headers, timeout=20)
         assert "1 MiB" in refusal(answer, 413)
@@ -237,8 +237,8 @@ def test_large_bodies_are_refused_before_they_are_read(client, monkeypatch):
 
 
 def test_a_token_is_asked_for():
-    engine = make_engine()
-    with TestClient(create_app(engine, token="sesame", page=False)) as client:
+    service = make_service()
+    with TestClient(create_app(service, token="sesame", page=False)) as client:
         assert client.get("/healthz").status_code == 200
         refusal(client.get("/v1/models"), 401)
         refusal(client.post("/v1/segment", files=[*example(), query()]), 401)
@@ -250,9 +250,9 @@ def test_a_token_is_asked_for():
 
 
 def test_a_full_queue_says_when_to_come_back():
-    engine = make_engine(queue=1)
-    with TestClient(create_app(engine, page=False)) as client:
-        with engine.worker.slot():
+    service = make_service(queue=1)
+    with TestClient(create_app(service, page=False)) as client:
+        with service.worker.slot():
             answer = client.post("/v1/segment", files=[*example(), query()])
             refusal(answer, 429)
             assert int(answer.headers["Retry-After"]) >= 1
@@ -261,8 +261,8 @@ def test_a_full_queue_says_when_to_come_back():
 
 
 def test_work_that_takes_too_long_is_given_up(monkeypatch):
-    engine = make_engine(seconds=0.3)
-    with TestClient(create_app(engine, page=False)) as client:
+    service = make_service(seconds=0.3)
+    with TestClient(create_app(service, page=False)) as client:
         predict = vat.Segmenter.predict
         monkeypatch.setattr(vat.Segmenter, "predict", lambda *_, **__: time.sleep(0.6))
         assert "0.3 seconds" in refusal(client.post("/v1/segment", files=[*example(), query(), query()]), 503)
@@ -273,7 +273,7 @@ def test_work_that_takes_too_long_is_given_up(monkeypatch):
 
 def test_a_slow_upload_is_given_up(monkeypatch):
     monkeypatch.setattr("vat.service.guard.LINGER_SECONDS", 0.2)
-    with live(make_engine(upload_seconds=0.3)) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+    with live(make_service(upload_seconds=0.3)) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         head = "POST /v1/segment HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         slow.sendall(f"{head}Content-Length: 100000\r\n\r\n--b\r\n".encode())
         slow.settimeout(10)
@@ -288,5 +288,5 @@ def test_many_clients_each_get_their_own_answer(direct):
         answer = client.post(f"http://127.0.0.1:{port}/v1/segment", files=files, data={"label": "disc"})
         return (decode(answer.json()["results"][0]["masks"][0]["rle"]) == expected[seed]).all()
 
-    with live(make_engine()) as port, httpx.Client(timeout=30) as client, ThreadPoolExecutor(8) as pool:
+    with live(make_service()) as port, httpx.Client(timeout=30) as client, ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, [*expected] * 2))

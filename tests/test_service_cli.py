@@ -16,7 +16,7 @@ from starlette.responses import StreamingResponse
 
 import vat
 from command import VAT, mask, models, photo, run  # noqa: F401  fixtures
-from service_fakes import make_engine
+from service_fakes import make_service
 from vat.service.app import create_app
 from vat.service.server import Server, is_loopback, listen
 
@@ -76,7 +76,7 @@ def test_the_documented_clients_work_and_the_end_is_orderly(process, models, tmp
 
 def test_who_listens_to_others_is_warned(run, models, monkeypatch):  # noqa: F811
     listened = []
-    monkeypatch.setattr("vat.service.server.serve", lambda app, engine, host, *_: listened.append(host))
+    monkeypatch.setattr("vat.service.server.serve", lambda app, service, host, *_: listened.append(host))
     options = ["--no-page", "--match-model", "none", "--model", models["segmentation"], "--device", "cpu"]
     run("serve", *options)
     assert run.err == ""
@@ -100,7 +100,7 @@ def test_a_port_in_use_is_one_sentence(run, models):  # noqa: F811
 
 
 def test_the_end_does_not_wait_for_streams_that_have_none(capfd):
-    engine, listener = make_engine(), listen("127.0.0.1", 0)
+    service, listener = make_service(), listen("127.0.0.1", 0)
 
     async def beats():
         while True:
@@ -111,7 +111,7 @@ def test_the_end_does_not_wait_for_streams_that_have_none(capfd):
         assert scope["type"] == "http"
         await StreamingResponse(beats())(scope, receive, send)
 
-    server = Server(app, engine)
+    server = Server(app, service)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     with httpx.stream("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/") as stream:
@@ -119,12 +119,12 @@ def test_the_end_does_not_wait_for_streams_that_have_none(capfd):
         server.should_exit = True
         thread.join(5)
         assert not thread.is_alive()
-    engine.close()
+    service.close()
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_every_endpoint_is_in_the_documentation():
-    schema = create_app(make_engine(), page=False).app.openapi()
+    schema = create_app(make_service(), page=False).app.openapi()
     listed = set(re.findall(r"`(GET|POST|DELETE) (/\S+)`", DOCS.read_text()))
     found = {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
     assert listed == found - {("GET", "/")}

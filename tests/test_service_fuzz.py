@@ -11,17 +11,17 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service_fakes import example, live, make_engine, query
+from service_fakes import example, live, make_service, query
 from vat.service.app import create_app
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-ENGINE = make_engine()
-DESCRIBED = schemathesis.openapi.from_dict(create_app(ENGINE, page=False).app.openapi())
+SERVICE = make_service()
+DESCRIBED = schemathesis.openapi.from_dict(create_app(SERVICE, page=False).app.openapi())
 
 
 @pytest.fixture(scope="module")
 def address():
-    with live(ENGINE) as port:
+    with live(SERVICE) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service_fakes import make_engine
+from service_fakes import make_service
 from vat.errors import VatError
 from vat.service.limits import Closing, Limits, OutOfTime, QueueFull, UnknownSet
 from vat.service.store import Store, digest
@@ -176,9 +176,9 @@ def test_limits_must_make_sense():
 
 
 def test_an_engine_without_examples_says_so():
-    engine = make_engine()
+    service = make_service()
     with pytest.raises(VatError, match="example"):
-        engine.segment({}, [Image.new("RGB", (8, 8))])
+        service.segment({}, [Image.new("RGB", (8, 8))])
     with pytest.raises(UnknownSet):
-        engine.segment("nowhere", [Image.new("RGB", (8, 8))])
-    engine.close()
+        service.segment("nowhere", [Image.new("RGB", (8, 8))])
+    service.close()

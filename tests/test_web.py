@@ -10,18 +10,20 @@ from PIL import Image
 
 from photos import disc, photo
 from vat.errors import VatError
+from vat.images import encoded
+from vat.matcher import grid_shape
 from vat.predict.results import Segmentation
 from vat.segmenter import decide as decide_scores
 from vat.web import views
 from vat.web.archive import pack
-from vat.web.photos import LOOKS, Photo, decide, draw_tile, encoded, from_runs, shrink, to_runs
+from vat.web.photos import LOOKS, Photo, decide, draw_tile, from_runs, shrink, to_runs
 from vat.web.samples import PAIRS, SAMPLES, fill, pair
 from vat.web.session import MAX_QUERIES, Session, Sessions
 
 PIXELS = 10**7
 
 
-class FakeEngine:
+class FakeService:
     """Finds everything that is red, and counts how often it was asked."""
 
     def __init__(self):
@@ -55,8 +57,8 @@ def painted_session(queries=3):
     return session
 
 
-def predict(session, engine):
-    return list(views.predictions(session, engine))
+def predict(session, service):
+    return list(views.predictions(session, service))
 
 
 # -- masks -----------------------------------------------------------------------------------------------------------
@@ -111,12 +113,12 @@ def test_nothing_is_predicted_without_an_example():
     session = Session(PIXELS)
     session.add_queries([png(1)])
     with pytest.raises(VatError, match="Paint the object"):
-        predict(session, FakeEngine())
+        predict(session, FakeService())
 
 
 def test_photos_get_their_masks_one_by_one():
-    session, engine = painted_session(), FakeEngine()
-    progress = views.predictions(session, engine)
+    session, service = painted_session(), FakeService()
+    progress = views.predictions(session, service)
     assert next(progress).done == 0
     assert next(progress).done == 1
     assert [tile["kind"] for tile in views.queries(session)["items"]] == ["found", "bare", "bare"]
@@ -126,32 +128,32 @@ def test_photos_get_their_masks_one_by_one():
 
 
 def test_a_new_threshold_needs_no_network():
-    session, engine = painted_session(), FakeEngine()
-    predict(session, engine)
+    session, service = painted_session(), FakeService()
+    predict(session, service)
     before = views.queries(session)["items"][0]["picture"]
     session.threshold = 0.9
     assert views.queries(session)["items"][0]["picture"] != before
     assert not session.queries[2].labels((90, 60), 0.9).any()
-    assert len(engine.asked) == 3
+    assert len(service.asked) == 3
 
 
 def test_a_corrected_photo_becomes_an_example_and_all_others_are_predicted_again():
-    session, engine = painted_session(), FakeEngine()
-    predict(session, engine)
+    session, service = painted_session(), FakeService()
+    predict(session, service)
     session.select(3)
     session.paint(stroke(session, disc(2).astype(np.uint8)))
     assert [tile["kind"] for tile in views.queries(session)["items"]] == ["old", "given", "old"]
-    predict(session, engine)
-    assert engine.asked[3:] == [{"object": 2}, {"object": 2}]
+    predict(session, service)
+    assert service.asked[3:] == [{"object": 2}, {"object": 2}]
     assert np.array_equal(session.queries[3].labels((90, 60), 0.5), disc(2))
     session.withdraw()
-    predict(session, engine)
-    assert engine.asked[5:] == [{"object": 1}] * 3
+    predict(session, service)
+    assert service.asked[5:] == [{"object": 1}] * 3
 
 
 def test_a_prediction_is_adopted_as_it_is():
-    session, engine = painted_session(), FakeEngine()
-    predict(session, engine)
+    session, service = painted_session(), FakeService()
+    predict(session, service)
     session.select(2)
     session.paint({"key": 2, "classes": ["object"], "runs": [], "touched": False})
     assert session.queries[2].given is None
@@ -161,20 +163,20 @@ def test_a_prediction_is_adopted_as_it_is():
 
 
 def test_a_newer_run_ends_an_older_one():
-    session, engine = painted_session(), FakeEngine()
-    older = views.predictions(session, engine)
+    session, service = painted_session(), FakeService()
+    older = views.predictions(session, service)
     next(older)
-    predict(session, engine)
+    predict(session, service)
     assert list(older) == []
 
 
 def test_several_classes():
-    session, engine = painted_session(1), FakeEngine()
+    session, service = painted_session(1), FakeService()
     labels = disc().astype(np.uint8)
     labels[:5] = 2
     session.paint(stroke(session, labels, classes=["ball", " sky  \n "]))
     assert list(session.training()) == ["ball", "sky"]
-    predict(session, engine)
+    predict(session, service)
     assert session.queries[2].found.numbers == (1, 2)
     assert views.easel(session)["classes"] == ["ball", "sky"]
 
@@ -190,8 +192,8 @@ def test_class_names_stay_unique_and_none_disappears():
 
 
 def test_a_photo_that_goes_takes_what_it_taught_with_it():
-    session, engine = painted_session(), FakeEngine()
-    predict(session, engine)
+    session, service = painted_session(), FakeService()
+    predict(session, service)
     session.remove(session.current)
     assert not session.painted()
     assert views.easel(session)["key"] is None
@@ -235,7 +237,7 @@ def finished_session(tmp_path):
         (tmp_path / folder).mkdir()
         photo(4, 60, 90).resize((2100, 1400)).save(tmp_path / folder / "ball.jpg")
     session.add_queries([str(tmp_path / "one" / "ball.jpg"), str(tmp_path / "two" / "ball.jpg")])
-    predict(session, FakeEngine())
+    predict(session, FakeService())
     return session
 
 
@@ -283,7 +285,7 @@ def test_built_in_examples_are_ready_to_predict(sample):
 
 def test_the_grid_of_matches_is_in_the_order_the_browser_reads():
     first, _ = pair(PAIRS[0])
-    across, down = views.grid_shape(first)
+    across, down = grid_shape(first.view_size, views.GRID)
     points = views.board_points(first).reshape(down, across, 2)
     assert np.allclose(points[0, :, 1], points[0, 0, 1])
     assert (np.diff(points[0, :, 0]) > 0).all()

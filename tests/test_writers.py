@@ -15,6 +15,7 @@ from pycocotools.coco import COCO
 from scipy.ndimage import gaussian_filter
 
 from vat.errors import VatError
+from vat.files import unique_stems
 from vat.images import read_mask
 from vat.predict.contact_sheet import Tile, contact_sheet, thumbnail
 from vat.predict.folder import OutputFolder, fingerprint
@@ -324,3 +325,8 @@ def test_without_the_reader_a_video_names_the_extra(tmp_path, monkeypatch):
 def test_writers_work_where_torch_is_not_installed():
     code = "import sys; sys.modules['torch'] = None; import vat.predict.writers, vat.predict.folder"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_names_stay_apart_on_disks_that_ignore_case():
+    names = ["a/1.jpg", "1.PNG", "b/1.jpg", "One.jpg", "one.jpg", "1-2.jpg"]
+    assert unique_stems(names) == ["1", "1-2", "1-3", "One", "one-2", "1-2-2"]

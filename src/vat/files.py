@@ -1,16 +1,19 @@
-"""Writing files so that a reader never sees half of one."""
+"""Files on their way out: never half of one, never two of one name."""
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from vat.errors import VatError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the destination, then rename over it: a reader never sees a half-written file."""
+def write_atomically(path: Path, content: bytes) -> Path:
+    """Write beside the destination, then rename over it: a reader never sees a half-written file. Returns `path`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -26,3 +29,27 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise VatError(f"{path} cannot be written: {error.strerror or error}.") from error
+    return path
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    """A ZIP of name -> content. Nothing is compressed: pictures are already, and the rest is small."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def unique_stems(names: Iterable[str]) -> list[str]:
+    """File names without their endings; what occurs again, in upper or lower case, gets a number."""
+    stems: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        stem = start = Path(name).stem or "photo"
+        number = 2
+        while stem.casefold() in taken:
+            stem, number = f"{start}-{number}", number + 1
+        taken.add(stem.casefold())
+        stems.append(stem)
+    return stems

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, Union
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -86,6 +86,13 @@ def to_tensor(image: Image.Image) -> "torch.Tensor":
     import torch
 
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
+    """The content of an image file; `form` and `options` are those of Pillow."""
+    content = io.BytesIO()
+    image.save(content, form, **options)
+    return content.getvalue()
 
 
 def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":

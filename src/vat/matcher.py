@@ -81,9 +81,15 @@ def grid_points(size: Size, count: int = 8) -> np.ndarray:
     """Points [N, 2] on a regular grid over a photo of (width, height), `count` along its longer side."""
     if count < 1:
         raise VatError(f"A grid of {count} points a side holds nothing; ask for 1 or more.")
-    across, down = (max(1, round(count * side / max(size))) for side in size)
+    across, down = grid_shape(size, count)
     x, y = np.meshgrid((np.arange(across) + 0.5) / across, (np.arange(down) + 0.5) / down)
     return np.stack([x.ravel(), y.ravel()], axis=1) * size - 0.5
+
+
+def grid_shape(size: Size, count: int) -> tuple[int, int]:
+    """Points across and down of such a grid."""
+    across, down = (max(1, round(count * side / max(size))) for side in size)
+    return across, down
 
 
 def carry(flow: Tensor, points: Tensor, start: Size, end: Size) -> Tensor:

@@ -24,26 +24,26 @@ SCREENS = {
 
 
 @pytest.fixture(scope="session")
-def engine():
+def service():
     """The built-in models; untrained ones of the same kind where they are not installed."""
     import torch
 
     import vat
     from vat import builtin
-    from vat.service.engine import Engine
+    from vat.service.core import Service
 
     torch.manual_seed(0)
     try:
         models = [builtin.path(name) and name for name in ("vat-mini", "vat-mini-match")]
     except vat.VatError:
         models = [vat.create_model(f"vat_lite4_slim.{tag}").eval() for tag in ("mini", "mini_match")]
-    engine = Engine(models[0], "cpu", matcher=models[1])
-    yield engine
-    engine.close()
+    service = Service(models[0], "cpu", matcher=models[1])
+    yield service
+    service.close()
 
 
 @pytest.fixture(scope="session")
-def address(engine):
+def address(service):
     import uvicorn
 
     from vat.service.app import create_app
@@ -51,7 +51,7 @@ def address(engine):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(engine), port=port, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(create_app(service), port=port, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

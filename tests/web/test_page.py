@@ -52,8 +52,8 @@ def pictures(page, area="queries"):
     return page.locator(f"#{area} img").evaluate_all("images => images.map(image => image.src)")
 
 
-def photos_done(engine):
-    return engine.metrics.photos.labels("segment")._value.get()
+def photos_done(service):
+    return service.metrics.photos.labels("segment")._value.get()
 
 
 def saved(page, kind):
@@ -64,19 +64,19 @@ def saved(page, kind):
         return waiting.value.suggested_filename, file.read()
 
 
-def test_the_loop_of_a_labeller(page, engine, shoot):
+def test_the_loop_of_a_labeller(page, service, shoot):
     shoot("empty")
     start(page)
     shoot("found")
 
     # Paint the example anew: everything is predicted again.
-    before, asked = pictures(page), photos_done(engine)
+    before, asked = pictures(page), photos_done(service)
     page.get_by_role("button", name="Clear").click()
     drag(page, "#easel .stage", (0.25, 0.65), (0.45, 0.75), (0.65, 0.65))
     assert page.get_by_role("button", name="Undo").is_enabled()
     page.get_by_role("button", name="Find it in all photos").click()
     wait_for_new_masks(page, before, QUERIES)
-    assert photos_done(engine) == asked + QUERIES
+    assert photos_done(service) == asked + QUERIES
 
     # Correct a prediction with a box: it becomes an example, the others are predicted again.
     tiles(page, "found").nth(2).click()
@@ -87,7 +87,7 @@ def test_the_loop_of_a_labeller(page, engine, shoot):
     page.get_by_role("button", name="Add to examples and predict again").click()
     wait_for(page, "given", 1)
     page.get_by_text("7 done by 3 examples").wait_for()
-    assert photos_done(engine) == asked + 2 * QUERIES - 1
+    assert photos_done(service) == asked + 2 * QUERIES - 1
     shoot("corrected")
 
     # What was corrected is in the download, as it was drawn.
@@ -105,9 +105,9 @@ def test_the_loop_of_a_labeller(page, engine, shoot):
     assert "labels/photo 1.txt" in zipfile.ZipFile(io.BytesIO(content)).namelist()
 
 
-def test_threshold_and_looks_do_not_ask_the_network(page, engine, shoot):
+def test_threshold_and_looks_do_not_ask_the_network(page, service, shoot):
     start(page, "Toy cars")
-    asked, overlays = photos_done(engine), pictures(page)
+    asked, overlays = photos_done(service), pictures(page)
     page.get_by_label("mask", exact=True).check()
     page.wait_for_function(f"document.querySelector('#queries img').src !== {json.dumps(overlays[0])}")
     masks = pictures(page)
@@ -120,7 +120,7 @@ def test_threshold_and_looks_do_not_ask_the_network(page, engine, shoot):
     page.wait_for_timeout(800)
     shoot("cutout")
     assert len({*overlays, *masks, *pictures(page)}) == 3 * QUERIES
-    assert photos_done(engine) == asked
+    assert photos_done(service) == asked
 
 
 def test_uploaded_photos_are_masked_as_they_come(page, tmp_path):

@@ -56,7 +56,7 @@ def serve(
     """
     require_packages()
     from vat.service.app import create_app
-    from vat.service.engine import Engine
+    from vat.service.core import Service
     from vat.service.server import is_loopback
     from vat.service.server import serve as listen_and_serve
 
@@ -71,12 +71,12 @@ def serve(
         upload_seconds=upload_seconds,
     )
     matcher = None if match_model == NO_MODEL else match_model
-    engine = Engine(model or "vat-mini", device, limits, matcher=matcher, image_size=size)
+    service = Service(model or "vat-mini", device, limits, matcher=matcher, image_size=size)
     console = Console(quiet=quiet, highlight=False, soft_wrap=True, stderr=True)
     if token is None and not is_loopback(host):
         console.print(f"[yellow]Whoever can reach {host} can use this service: think of --token.[/yellow]")
-    app = create_app(engine, token=token, page=page)
-    listen_and_serve(app, engine, host, port, lambda url: console.print(f"vat is at {url} (Ctrl-C ends it)"))
+    app = create_app(service, token=token, page=page)
+    listen_and_serve(app, service, host, port, lambda url: console.print(f"vat is at {url} (Ctrl-C ends it)"))
 
 
 def require_packages() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
+from vat.images import encoded
 from vat.predict.drawing import colour, tint
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def thumbnail(result: Segmentation) -> bytes:
         np.asarray(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST), dtype=bool)
         for mask in result.masks.values()
     ]
-    content = io.BytesIO()
-    tint(picture, masks, 0.5).save(content, "JPEG", quality=80)
-    return content.getvalue()
+    return encoded(tint(picture, masks, 0.5), "JPEG", quality=80)
 
 
 def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> str:

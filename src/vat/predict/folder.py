@@ -23,7 +23,7 @@ from vat.files import write_atomically
 from vat.predict.contact_sheet import Tile, contact_sheet, thumbnail
 from vat.predict.queries import Query
 from vat.predict.results import PICTURES
-from vat.predict.writers import WRITERS, Photo, coco_document, region_annotations, shares, yolo_names
+from vat.predict.writers import WRITERS, CocoPhoto, coco_document, region_annotations, shares, yolo_names
 
 if TYPE_CHECKING:
     from vat.predict.results import Segmentation
@@ -105,8 +105,7 @@ class OutputFolder:
         files: dict[str, list[str]] = {}
         for name in self.formats:
             if name == "html":
-                paths = [self._hidden("thumbnails", query.key, ".jpg")]
-                write_atomically(paths[0], thumbnail(result))
+                paths = [write_atomically(self._hidden("thumbnails", query.key, ".jpg"), thumbnail(result))]
             else:
                 paths = [] if name == "coco" else result.save(place, stem, [name])
             files[name] = [path.relative_to(self.folder).as_posix() for path in paths]
@@ -136,8 +135,7 @@ class OutputFolder:
             for name in self.formats:
                 if name in makers:
                     file, make = makers[name]
-                    write_atomically(self.folder / file, make().encode())
-                    written.append(self.folder / file)
+                    written.append(write_atomically(self.folder / file, make().encode()))
         return written
 
     def record(self, key: str) -> Record | None:
@@ -156,14 +154,17 @@ class OutputFolder:
                 yield record
 
     def _coco(self) -> str:
-        photos = [Photo(r.name, r.width, r.height, r.regions or []) for r in self.records("coco")]
+        photos = [CocoPhoto(r.name, r.width, r.height, r.regions or []) for r in self.records("coco")]
         return json.dumps(coco_document(photos, self.classes))
 
     def _page(self) -> str:
         tiles = []
         for record in self.records("html"):
             shown = [path for name in ("overlay", "cutout", "png") for path in record.files.get(name, [])]
-            picture = (self.folder / record.files["html"][0]).read_bytes()
+            try:
+                picture = (self.folder / record.files["html"][0]).read_bytes()
+            except OSError:
+                continue  # somebody deleted the thumbnail of an earlier run
             tiles.append(Tile(record.name, picture, record.shares, shown[0] if shown else None))
         return contact_sheet(tiles, self.classes, f"{', '.join(self.classes)} in {len(tiles)} photos")
 

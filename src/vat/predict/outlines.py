@@ -64,8 +64,13 @@ def run_lengths(region: Region, height: int, width: int) -> dict[str, Any]:
     starts, ends = starts[np.r_[True, ~joined]], ends[np.r_[~joined, True]]
     edges = np.column_stack([starts, ends]).ravel()
     counts = np.diff(np.r_[0, edges, height * width]).tolist()
-    code = rle_tools.frPyObjects({"size": [height, width], "counts": counts}, height, width)
-    return {"size": [height, width], "counts": code["counts"].decode()}
+    return compressed({"size": [height, width], "counts": counts})
+
+
+def compressed(rle: dict[str, Any]) -> dict[str, Any]:
+    """COCO's run lengths with their numbers packed into a text, as most tools expect them."""
+    code = rle_tools.frPyObjects(rle, *rle["size"])
+    return {"size": rle["size"], "counts": code["counts"].decode()}
 
 
 def polygon(region: Region, tolerance: float = 0.5) -> Points:

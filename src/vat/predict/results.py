@@ -20,6 +20,7 @@ from PIL import Image
 
 from vat.errors import VatError
 from vat.files import write_atomically
+from vat.images import encoded, read_image
 from vat.predict.drawing import colour, draw_match, palette, side_by_side, tint
 
 MESH_CELLS = 64  # a warped picture is pieced together from about as many patches a side
@@ -67,8 +68,6 @@ class Segmentation:
     @cached_property
     def image(self) -> Image.Image:
         """The photo: upright, RGB, at its own size."""
-        from vat.images import read_image
-
         return read_image(self.source)
 
     def overlay(self, alpha: float = 0.5) -> Image.Image:
@@ -234,9 +233,5 @@ def _file_part(name: str) -> str:
 
 def _write(path: Path, content: bytes | Image.Image) -> Path:
     if isinstance(content, Image.Image):
-        stream = io.BytesIO()
-        options: dict[str, Any] = {"quality": 90} if path.suffix == ".jpg" else {}
-        content.save(stream, "JPEG" if path.suffix == ".jpg" else "PNG", **options)
-        content = stream.getvalue()
-    write_atomically(path, content)
-    return path
+        content = encoded(content, "JPEG", quality=90) if path.suffix == ".jpg" else encoded(content, "PNG")
+    return write_atomically(path, content)

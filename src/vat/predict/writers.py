@@ -26,7 +26,7 @@ POLYGON_TOLERANCE = 1 / 2000
 
 
 @dataclass(frozen=True)
-class Photo:
+class CocoPhoto:
     """One entry of a COCO file. `found` are annotations whose `category_id` is the class's place in the list."""
 
     name: str
@@ -55,7 +55,7 @@ def region_annotations(result: Segmentation) -> list[dict[str, Any]]:
     ]
 
 
-def coco_document(photos: Iterable[Photo], classes: Sequence[str]) -> dict[str, Any]:
+def coco_document(photos: Iterable[CocoPhoto], classes: Sequence[str]) -> dict[str, Any]:
     """A COCO instances file: photos and annotations numbered from 1 in the order given."""
     images: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
@@ -92,17 +92,17 @@ def shares(result: Segmentation) -> dict[str, float]:
 
 def save_coco(result: Segmentation, folder: Path, stem: str) -> list[Path]:
     height, width = result.size
-    photo = Photo(result.name or stem, width, height, region_annotations(result))
-    return [_write(folder / f"{stem}.json", json.dumps(coco_document([photo], result.classes)))]
+    photo = CocoPhoto(result.name or stem, width, height, region_annotations(result))
+    return [write_atomically(folder / f"{stem}.json", json.dumps(coco_document([photo], result.classes)).encode())]
 
 
 def save_yolo(result: Segmentation, folder: Path, stem: str) -> list[Path]:
-    return [_write(folder / f"{stem}.txt", yolo_lines(result))]
+    return [write_atomically(folder / f"{stem}.txt", yolo_lines(result).encode())]
 
 
 def save_html(result: Segmentation, folder: Path, stem: str) -> list[Path]:
     tile = Tile(result.name or stem, thumbnail(result), shares(result))
-    return [_write(folder / f"{stem}.html", contact_sheet([tile], result.classes, stem))]
+    return [write_atomically(folder / f"{stem}.html", contact_sheet([tile], result.classes, stem).encode())]
 
 
 WRITERS: dict[str, Callable[[Segmentation, Path, str], list[Path]]] = {
@@ -111,8 +111,3 @@ WRITERS: dict[str, Callable[[Segmentation, Path, str], list[Path]]] = {
     "html": save_html,
 }
 """Formats beside those of `vat.predict.results.PICTURES`."""
-
-
-def _write(path: Path, text: str) -> Path:
-    write_atomically(path, text.encode())
-    return path

@@ -1,4 +1,4 @@
 """`vat serve`: segmentation and correspondence over HTTP, and the page that shows them.
 
-`engine` owns the models and the queue, `app` is what the web server runs, `guard` stands before it.
+`core` owns the models and the queue, `app` is what the web server runs, `guard` stands before it.
 """

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 import vat
 from vat.errors import VatError
-from vat.service.engine import Engine
+from vat.service.core import Service
 from vat.service.guard import Guard
 from vat.service.limits import Closing, OutOfTime, QueueFull, UnknownSet
 from vat.service.routes import UNAUTHORISED, routes
@@ -28,8 +28,8 @@ RETRY_SECONDS = "5"
 NOTHING_HERE = "There is nothing at this address; /openapi.json tells what there is."
 
 
-def create_app(engine: Engine, *, token: str | None = None, page: bool = True) -> ASGIApp:
-    """The whole service. It closes the engine when it ends, after the last request was answered.
+def create_app(service: Service, *, token: str | None = None, page: bool = True) -> ASGIApp:
+    """All that a web server runs. When it ends, after the last request was answered, the service is closed.
 
     `page`: show the page at `/`, where Gradio is installed; otherwise there is a JSON index.
     """
@@ -37,7 +37,7 @@ def create_app(engine: Engine, *, token: str | None = None, page: bool = True) -
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(service.close)
 
     app = FastAPI(
         title="vat",
@@ -47,17 +47,17 @@ def create_app(engine: Engine, *, token: str | None = None, page: bool = True) -
         docs_url=None,  # those pages load their scripts from elsewhere
         redoc_url=None,
     )
-    app.include_router(routes(engine))
+    app.include_router(routes(service))
     app.add_exception_handler(VatError, _refused)
     app.add_exception_handler(RequestValidationError, _wrong_field)
     app.add_exception_handler(HTTPException, _http_error)
     if page and find_spec("gradio") is not None:
         from vat.web import mount_page  # Gradio takes seconds to import
 
-        app = mount_page(app, engine)
+        app = mount_page(app, service)
     else:
         _add_index(app)
-    return Guard(app, engine, token)
+    return Guard(app, service, token)
 
 
 def _add_index(app: FastAPI) -> None:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vat.service.engine import Engine
+from vat.service.core import Service
 from vat.service.limits import MIB, Closing, QueueFull
 
 OPEN_PATHS = ("/healthz",)
@@ -31,19 +31,19 @@ class Guard:
     """ASGI middleware. With a token, requests need `Authorization: Bearer TOKEN`; a browser is asked for it as the
     password of any user."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, token: str | None) -> None:
-        self.app, self.engine, self.token = app, engine, token
+    def __init__(self, app: ASGIApp, service: Service, token: str | None) -> None:
+        self.app, self.service, self.token = app, service, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request = _Request(scope, receive, send, self.engine)
+        request = _Request(scope, receive, send, self.service)
         refusal = self._refusal(scope, request.headers)
         with ExitStack() as place, request.measured():
             if refusal is None and scope["method"] == "POST" and scope["path"].startswith(QUEUED):
                 try:
-                    place.enter_context(self.engine.worker.slot())
+                    place.enter_context(self.service.worker.slot())
                 except QueueFull as error:
                     refusal = HTTPException(429, str(error), {"Retry-After": str(error.seconds)})
                 except Closing as error:
@@ -61,19 +61,19 @@ class Guard:
                 scheme = "Bearer" if scope["path"].startswith(QUEUED) else 'Basic realm="vat"'
                 return HTTPException(401, "The token is missing or wrong.", {"WWW-Authenticate": scheme})
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > most_bytes(scope, headers, self.engine):
-            return too_large(most_bytes(scope, headers, self.engine))
+        if length.isdecimal() and int(length) > most_bytes(scope, headers, self.service):
+            return too_large(most_bytes(scope, headers, self.service))
         return None
 
 
 class _Request:
     """The two ends of a request, watched."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, engine: Engine) -> None:
-        self._scope, self._receive, self._send, self._engine = scope, receive, send, engine
+    def __init__(self, scope: Scope, receive: Receive, send: Send, service: Service) -> None:
+        self._scope, self._receive, self._send, self._service = scope, receive, send, service
         self.headers = Headers(scope=scope)
-        self._most = most_bytes(scope, self.headers, engine)
-        self._deadline = asyncio.get_running_loop().time() + engine.limits.upload_seconds
+        self._most = most_bytes(scope, self.headers, service)
+        self._deadline = asyncio.get_running_loop().time() + service.limits.upload_seconds
         self._bytes = 0
         self._complete = "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
         self._status = 0
@@ -86,7 +86,7 @@ class _Request:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            sentence = f"The upload took longer than {self._engine.limits.upload_seconds:g} seconds."
+            sentence = f"The upload took longer than {self._service.limits.upload_seconds:g} seconds."
             raise HTTPException(408, sentence) from None
         self._complete = not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
@@ -121,7 +121,7 @@ class _Request:
 
         def count() -> None:
             path = getattr(self._scope.get("route"), "path", PAGE) or PAGE
-            metrics = self._engine.metrics
+            metrics = self._service.metrics
             method = self._scope["method"] if self._scope["method"] in METHODS else "other"
             metrics.requests.labels(method, path, self._status).inc()
             metrics.seconds.labels(path).observe(time.perf_counter() - started)
@@ -132,11 +132,11 @@ class _Request:
         return stack
 
 
-def most_bytes(scope: Scope, headers: Headers, engine: Engine) -> int:
+def most_bytes(scope: Scope, headers: Headers, service: Service) -> int:
     """The longest body that may come: files may be large, text may not, except for the page's drawings."""
     files = headers.get("content-type", "").lower().startswith("multipart/form-data")
     text = scope["path"].startswith(QUEUED) and not files
-    return engine.limits.json_bytes if text else engine.limits.upload_bytes
+    return service.limits.json_bytes if text else service.limits.upload_bytes
 
 
 def too_large(most: int) -> HTTPException:

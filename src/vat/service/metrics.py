@@ -1,4 +1,4 @@
-"""What `/metrics` tells Prometheus. Each engine has a registry of its own."""
+"""What `/metrics` tells Prometheus. Each service has a registry of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """Counters of an engine and of the service before it. Labels take few values, whatever clients send."""
+    """Counters of the computing and of the requests before it. Labels take few values, whatever clients send."""
 
     def __init__(self, busy: Callable[[], int], stored: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()

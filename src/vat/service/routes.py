@@ -12,16 +12,17 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 import vat
 from vat.cli.options import words
 from vat.errors import VatError
+from vat.files import unique_stems, zipped
 from vat.matcher import grid_points
 from vat.predict.results import MATCH_FILES, PICTURES, Match, Segmentation
 from vat.predict.writers import WRITERS
 from vat.segmenter import Options
-from vat.service.answers import photo_masks, saved_files, unique_stems, zipped
-from vat.service.engine import Engine, Supports
+from vat.service.answers import photo_masks, saved_files
+from vat.service.core import Service, Supports
 from vat.service.limits import OutOfTime
 from vat.service.schemas import Health, Matched, Model, Models, Problem, Segmented, StoredSet
 from vat.service.store import SupportSet
-from vat.service.uploads import Upload, as_examples, check_photo, read_photo
+from vat.service.uploads import Upload, check_photo, paired, read_photo
 from vat.service.worker import Turns
 
 Result = TypeVar("Result")
@@ -56,17 +57,17 @@ Accept = Annotated[str, Header(description="application/zip for files instead of
 Points = TypeAdapter(list[tuple[FiniteFloat, FiniteFloat]])
 
 
-def routes(engine: Engine) -> APIRouter:
-    """All endpoints of an engine."""
+def routes(service: Service) -> APIRouter:
+    """All endpoints of a service."""
     router = APIRouter()
-    _add_segment(router, engine)
-    _add_supports(router, engine)
-    _add_match(router, engine)
-    _add_status(router, engine)
+    _add_segment(router, service)
+    _add_supports(router, service)
+    _add_match(router, service)
+    _add_status(router, service)
     return router
 
 
-def _add_segment(router: APIRouter, engine: Engine) -> None:
+def _add_segment(router: APIRouter, service: Service) -> None:
     @router.post("/v1/segment", responses={**FILES, **PROBLEMS, 404: UNKNOWN[404]}, tags=["segmentation"])
     async def segment(
         query: Annotated[list[UploadFile], File(min_length=1, description="The photos to segment.")],
@@ -99,42 +100,42 @@ def _add_segment(router: APIRouter, engine: Engine) -> None:
             return result.classes, photo_masks(result, photos[i].name, encoding)
 
         def job() -> Turns[list[Any]]:
-            for photo in _counted(photos, engine):
-                check_photo(photo, engine.limits)
-            examples: Supports = support_set or as_examples(*supports, engine.limits)
-            return (yield from engine.segmenting(examples, photos, options, finish))
+            for photo in _counted(photos, service):
+                check_photo(photo, service.limits)
+            examples: Supports = support_set or paired(*supports, service.limits)
+            return (yield from service.segmenting(examples, photos, options, finish))
 
-        done = await _finished(engine, job())
+        done = await _finished(service, job())
         if files:
             return _zip({name: content for part in done for name, content in part.items()})
         return Segmented(
-            model=engine.names["segmentation"], classes=list(done[0][0]), results=[result for _, result in done]
+            model=service.names["segmentation"], classes=list(done[0][0]), results=[result for _, result in done]
         )
 
 
-def _add_supports(router: APIRouter, engine: Engine) -> None:
+def _add_supports(router: APIRouter, service: Service) -> None:
     @router.post("/v1/supports", status_code=201, responses=PROBLEMS, tags=["segmentation"])
     async def store_supports(support: Photos, mask: Masks, label: Labels = []) -> StoredSet:  # noqa: B006
         """Encode examples once and keep them under an id, for any number of requests."""
         uploads = await _read(support), await _read(mask), label
 
         def job() -> Turns[SupportSet]:
-            return (yield from engine.storing(as_examples(*uploads, engine.limits)))
+            return (yield from service.storing(paired(*uploads, service.limits)))
 
-        return _stored(await _finished(engine, job()), engine)
+        return _stored(await _finished(service, job()), service)
 
     @router.get("/v1/supports/{id}", responses={**UNKNOWN, **UNAUTHORISED}, tags=["segmentation"])
     async def get_supports(id: Id) -> StoredSet:
         """What is stored under an id; asking counts as a use."""
-        return _stored(engine.stored.get(id), engine)
+        return _stored(service.stored.get(id), service)
 
     @router.delete("/v1/supports/{id}", status_code=204, responses={**UNKNOWN, **UNAUTHORISED}, tags=["segmentation"])
     async def delete_supports(id: Id) -> None:
         """Forget a set of examples."""
-        engine.stored.remove(id)
+        service.stored.remove(id)
 
 
-def _add_match(router: APIRouter, engine: Engine) -> None:
+def _add_match(router: APIRouter, service: Service) -> None:
     @router.post("/v1/match", responses={**FILES, **PROBLEMS}, tags=["correspondence"])
     async def match(
         source: Annotated[UploadFile, File(description="The photo in which the points are known.")],
@@ -146,26 +147,26 @@ def _add_match(router: APIRouter, engine: Engine) -> None:
     ) -> Matched:
         """Points of the source, found in the target."""
         [first], [second] = await _read([source]), await _read([target])
-        given = None if points is None else _points(points, engine)
+        given = None if points is None else _points(points, service)
         files = _formats(formats, list(MATCH_FILES)) if ZIP in accept else None
 
         def finish(found: Match) -> Any:
             return saved_files(found, "match", files) if files else found.as_dict()
 
         def job() -> Turns[Any]:
-            start, end = (read_photo(photo, engine.limits) for photo in (first, second))
+            start, end = (read_photo(photo, service.limits) for photo in (first, second))
             asked = grid_points(start.size, grid) if given is None else given
-            return (yield from engine.matching(start, end, asked, finish))
+            return (yield from service.matching(start, end, asked, finish))
 
-        done = await _finished(engine, job())
-        return _zip(done) if files else Matched(model=engine.names["correspondence"], **done)
+        done = await _finished(service, job())
+        return _zip(done) if files else Matched(model=service.names["correspondence"], **done)
 
 
-def _add_status(router: APIRouter, engine: Engine) -> None:
+def _add_status(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", responses=UNAUTHORISED, tags=["status"])
     async def models() -> Models:
         """The models that answer."""
-        parts = [part for part in (engine.segmenter, engine.matcher) if part is not None]
+        parts = [part for part in (service.segmenter, service.matcher) if part is not None]
         return Models(
             models=[
                 Model(
@@ -176,21 +177,21 @@ def _add_status(router: APIRouter, engine: Engine) -> None:
                     device=str(part.engine.device),
                     precision=str(part.engine.dtype).removeprefix("torch."),
                 )
-                for (task, name), part in zip(engine.names.items(), parts, strict=True)
+                for (task, name), part in zip(service.names.items(), parts, strict=True)
             ]
         )
 
     @router.get("/healthz", tags=["status"])
     async def health() -> Health:
         """Whether the service is up; needs no token."""
-        return Health(version=vat.__version__, under_way=engine.worker.busy)
+        return Health(version=vat.__version__, under_way=service.worker.busy)
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
     @router.get("/metrics", response_class=Response, responses={**text, **UNAUTHORISED}, tags=["status"])
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 # -- helpers -------------------------------------------------------------------------------------------------
@@ -200,18 +201,18 @@ async def _read(files: Sequence[UploadFile]) -> list[Upload]:
     return [Upload(await file.read(), file.filename) for file in files]
 
 
-async def _finished(engine: Engine, job: Turns[Result]) -> Result:
+async def _finished(service: Service, job: Turns[Result]) -> Result:
     """The result of a job. Giving up on waiting takes it out of the queue."""
     try:
-        async with asyncio.timeout(engine.limits.seconds):
-            return await asyncio.wrap_future(engine.worker.submit(job))
+        async with asyncio.timeout(service.limits.seconds):
+            return await asyncio.wrap_future(service.worker.submit(job))
     except TimeoutError:
-        raise OutOfTime(f"The request took longer than {engine.limits.seconds:g} seconds.") from None
+        raise OutOfTime(f"The request took longer than {service.limits.seconds:g} seconds.") from None
 
 
-def _counted(photos: list[Upload], engine: Engine) -> list[Upload]:
-    if len(photos) > engine.limits.queries:
-        raise VatError(f"There are {len(photos)} queries; at most {engine.limits.queries} are taken in one request.")
+def _counted(photos: list[Upload], service: Service) -> list[Upload]:
+    if len(photos) > service.limits.queries:
+        raise VatError(f"There are {len(photos)} queries; at most {service.limits.queries} are taken in one request.")
     return photos
 
 
@@ -222,23 +223,23 @@ def _formats(text: str, known: list[str]) -> list[str]:
     return formats
 
 
-def _points(text: str, engine: Engine) -> list[tuple[float, float]]:
+def _points(text: str, service: Service) -> list[tuple[float, float]]:
     try:
         points = Points.validate_json(text)
     except ValidationError:
         raise VatError("'points' is not a JSON list of x, y in pixels, such as [[120, 80], [200, 95]].") from None
-    if len(points) > engine.limits.points:
-        raise VatError(f"There are {len(points)} points; at most {engine.limits.points} are taken in one request.")
+    if len(points) > service.limits.points:
+        raise VatError(f"There are {len(points)} points; at most {service.limits.points} are taken in one request.")
     return points
 
 
-def _stored(entry: SupportSet, engine: Engine) -> StoredSet:
+def _stored(entry: SupportSet, service: Service) -> StoredSet:
     return StoredSet(
         id=entry.id,
         classes=entry.segmenter.classes,
         shots=entry.shots,
         created=entry.created,
-        expires=entry.used + engine.limits.stored_seconds,
+        expires=entry.used + service.limits.stored_seconds,
     )
 
 

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from vat.errors import VatError
-from vat.service.engine import Engine
+from vat.service.core import Service
 
 GRACE_SECONDS = 1  # for what is no work: an open page has connections that never end by themselves
 
@@ -20,7 +20,7 @@ GRACE_SECONDS = 1  # for what is no work: an open page has connections that neve
 class Server(uvicorn.Server):
     """Ends in order: nothing new is taken, what is under way is answered, and then connections are closed."""
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -30,10 +30,10 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=2 * GRACE_SECONDS,
             )
         )
-        self.engine = engine
+        self.service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        limits, worker = self.engine.limits, self.engine.worker
+        limits, worker = self.service.limits, self.service.worker
         worker.refuse()
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.upload_seconds + limits.seconds):
@@ -48,13 +48,13 @@ class Server(uvicorn.Server):
             connection.transport.close()
 
 
-def serve(app: ASGIApp, engine: Engine, host: str, port: int, ready: Callable[[str], None]) -> None:
+def serve(app: ASGIApp, service: Service, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Run until SIGINT or SIGTERM; `ready` is told the address, in which a port of 0 is replaced by the one found."""
     listener = listen(host, port)
     name = f"[{host}]" if ":" in host else host
     ready(f"http://{name}:{listener.getsockname()[1]}")
     with listener, suppress(KeyboardInterrupt):
-        Server(app, engine).run([listener])
+        Server(app, service).run([listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

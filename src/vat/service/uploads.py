@@ -78,7 +78,7 @@ def read_mask_file(upload: Upload, limits: Limits) -> Upload | dict[str, Any]:
     return mask
 
 
-def as_examples(
+def paired(
     photos: Sequence[Upload], masks: Sequence[Upload], labels: Sequence[str], limits: Limits
 ) -> dict[str, list[tuple[Any, Any]]]:
     """Class -> pairs, of files sent in the same order; one label for each, one for all, or none."""

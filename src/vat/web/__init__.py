@@ -1,4 +1,4 @@
-"""The page of `vat serve`: `build_page(engine)` makes it, `mount_page(app, engine)` hangs it into an application.
+"""The page of `vat serve`: `build_page(service)` makes it, `mount_page(app, service)` hangs it into an application.
 
 `session`, `photos`, `views`, `samples` and `archive` know nothing of Gradio, which is imported only for the page.
 """

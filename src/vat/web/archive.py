@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vat.errors import VatError
+from vat.files import zipped
 from vat.predict.results import Segmentation
-from vat.predict.writers import Photo, coco_document, region_annotations, yolo_lines, yolo_names
+from vat.predict.writers import CocoPhoto, coco_document, region_annotations, yolo_lines, yolo_names
 
 KINDS = {"PNG masks (ZIP)": "png", "COCO JSON": "coco", "YOLO-seg (ZIP)": "yolo"}
 """What the page calls a format -> its name."""
@@ -41,7 +40,7 @@ def _png(results: Iterable[Segmentation]) -> tuple[str, bytes]:
     if files:
         names = {0: "background", **dict(enumerate(classes, 1))}
         files["classes.json"] = json.dumps(names, ensure_ascii=False, indent=1).encode()
-    return "masks.zip", _zipped(files)
+    return "masks.zip", zipped(files) if files else b""
 
 
 def _yolo(results: Iterable[Segmentation]) -> tuple[str, bytes]:
@@ -49,24 +48,14 @@ def _yolo(results: Iterable[Segmentation]) -> tuple[str, bytes]:
     for result in results:
         files[f"labels/{Path(result.name or 'photo').stem}.txt"] = yolo_lines(result).encode()
         files["data.yaml"] = yolo_names(result.classes).encode()
-    return "yolo.zip", _zipped(files)
+    return "yolo.zip", zipped(files) if files else b""
 
 
 def _coco(results: Iterable[Segmentation]) -> tuple[str, bytes]:
-    photos: list[Photo] = []
+    photos: list[CocoPhoto] = []
     classes: tuple[str, ...] = ()
     for result in results:
         height, width = result.size
         classes = result.classes
-        photos.append(Photo(result.name or "photo", width, height, region_annotations(result)))
+        photos.append(CocoPhoto(result.name or "photo", width, height, region_annotations(result)))
     return "instances.json", json.dumps(coco_document(photos, classes)).encode() if photos else b""
-
-
-def _zipped(files: dict[str, bytes]) -> bytes:
-    if not files:
-        return b""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return content.getvalue()

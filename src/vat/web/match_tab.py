@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from vat.errors import VatError
-from vat.service.engine import Engine
+from vat.service.core import Service
 from vat.web import components, views
 from vat.web.photos import Photo
 from vat.web.samples import PAIRS, Sample, pair
@@ -19,8 +19,8 @@ QUIET: dict[str, Any] = {"concurrency_limit": None, "api_visibility": "private"}
 class MatchTab:
     """Nothing is kept on the server: the browser gets a grid of matches and interpolates between them."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, service: Service) -> None:
+        self.service = service
         with gr.Row(elem_classes="samples"):
             buttons = [gr.Button(f"Try: {sample.title}", size="sm", min_width=120) for sample in PAIRS]
         with gr.Row():
@@ -45,7 +45,7 @@ class MatchTab:
         if first is None and second is None:
             return gr.skip()  # a built-in pair took their place
         try:
-            most = self.engine.limits.pixels
+            most = self.service.limits.pixels
             one, other = (None if file is None else Photo.read(file, "This photo", most) for file in (first, second))
         except VatError as error:
             gr.Warning(str(error))
@@ -56,7 +56,7 @@ class MatchTab:
         if first is None or second is None:
             return views.board(None, first, second)
         try:
-            match = self.engine.match(first.view, second.view, views.board_points(first))
+            match = self.service.match(first.view, second.view, views.board_points(first))
         except VatError as error:
             gr.Warning(str(error))
             return gr.skip()

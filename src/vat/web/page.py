@@ -10,7 +10,7 @@ import gradio as gr
 from fastapi import FastAPI
 
 from vat.network import PairNetwork
-from vat.service.engine import Engine
+from vat.service.core import Service
 from vat.web.about import about
 from vat.web.components import asset
 from vat.web.match_tab import MatchTab
@@ -25,19 +25,19 @@ CACHE_SECONDS = 3600
 """How long uploaded files may stay on disk; sessions keep copies of their own."""
 
 
-def build_page(engine: Engine) -> gr.Blocks:
-    """Both tabs on the models of an engine. Hang it in with `mount_page`, which brings its colours along."""
-    sessions = Sessions(lambda: Session(engine.limits.pixels))
+def build_page(service: Service) -> gr.Blocks:
+    """Both tabs on the models of a service. Hang it in with `mount_page`, which brings its colours along."""
+    sessions = Sessions(lambda: Session(service.limits.pixels))
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(CACHE_SECONDS // 4, CACHE_SECONDS)) as page:
         gr.HTML(HEADER)
         with gr.Tabs():
             with gr.Tab("Segment", id="segment"):
-                SegmentTab(engine, sessions)
-                _about(engine.names["segmentation"], engine.segmenter.engine.network)
-            if engine.matcher is not None:
+                SegmentTab(service, sessions)
+                _about(service.names["segmentation"], service.segmenter.engine.network)
+            if service.matcher is not None:
                 with gr.Tab("Match", id="match"):
-                    MatchTab(engine)
-                    _about(engine.names["correspondence"], engine.matcher.engine.network)
+                    MatchTab(service)
+                    _about(service.names["correspondence"], service.matcher.engine.network)
 
         def leave(request: gr.Request) -> None:
             sessions.close(str(request.session_hash))
@@ -46,16 +46,16 @@ def build_page(engine: Engine) -> gr.Blocks:
     return page
 
 
-def mount_page(app: FastAPI, engine: Engine, path: str = "/") -> FastAPI:
+def mount_page(app: FastAPI, service: Service, path: str = "/") -> FastAPI:
     """The application with the page at a path. Fonts are the system's, scripts and styles come from here."""
     return gr.mount_gradio_app(
         app,
-        build_page(engine),
+        build_page(service),
         path=path,
         theme=theme(),
         css=asset("page.css"),
         footer_links=[],
-        max_file_size=engine.limits.upload_bytes,
+        max_file_size=service.limits.upload_bytes,
         ssr_mode=False,
     )
 

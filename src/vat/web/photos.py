@@ -6,7 +6,6 @@ Masks are label maps: uint8 [h, w], 0 the background and i the i-th class of the
 from __future__ import annotations
 
 import base64
-import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vat.errors import VatError
-from vat.images import ImageLike, read_image
+from vat.images import ImageLike, encoded, read_image
 from vat.predict.drawing import colour, palette, tint
 
 VIEW_SIDE = 1024
@@ -41,6 +40,19 @@ class Found:
         return np.stack([np.asarray(values.resize(size, Image.Resampling.BILINEAR)) for values in maps])
 
 
+@dataclass(frozen=True)
+class Tile:
+    """A small picture as a data URL, and what it was drawn from."""
+
+    url: str
+    masks: tuple[np.ndarray | None, Found | None]
+    options: tuple[Any, ...]
+
+    def shows(self, masks: tuple[np.ndarray | None, Found | None], options: tuple[Any, ...]) -> bool:
+        """Whether it is of these very objects, drawn in the same way."""
+        return self.options == options and all(a is b for a, b in zip(self.masks, masks, strict=True))
+
+
 @dataclass
 class Photo:
     """`view` is a JPEG; `given` is the label map a person painted, of the view's size; `size` is that of the upload."""
@@ -51,7 +63,7 @@ class Photo:
     view_size: Size
     given: np.ndarray | None = None
     found: Found | None = None
-    tile: tuple[Any, str] | None = None  # what it was drawn from, and the picture
+    tile: Tile | None = None  # the picture of it that was drawn last
 
     @classmethod
     def read(cls, source: ImageLike, name: str, max_pixels: int) -> Photo:
@@ -120,13 +132,14 @@ def from_runs(runs: Any, size: Size, classes: int) -> np.ndarray:
 
 def draw_tile(photo: Photo, threshold: float, look: str, classes: int) -> str:
     """A small picture of a photo and its mask as a data URL; drawn again only when something changed."""
-    key = (id(photo.given), id(photo.found), threshold, look, classes)
-    if photo.tile is None or photo.tile[0] != key:
+    masks, options = (photo.given, photo.found), (threshold, look, classes)
+    if photo.tile is None or not photo.tile.shows(masks, options):
         image = read_image(photo.view, at_least=TILE_SIDE)
         image.thumbnail((TILE_SIDE, TILE_SIDE))
         labels = photo.labels(image.size, threshold)
-        photo.tile = key, data_url(image if labels is None else draw(image, labels, look, classes))
-    return photo.tile[1]
+        url = data_url(image if labels is None else draw(image, labels, look, classes))
+        photo.tile = Tile(url, masks, options)
+    return photo.tile.url
 
 
 def draw(image: Image.Image, labels: np.ndarray, look: str, classes: int) -> Image.Image:
@@ -145,12 +158,6 @@ def draw(image: Image.Image, labels: np.ndarray, look: str, classes: int) -> Ima
 def css_colour(index: int) -> str:
     """The colour of a class by its number from 0."""
     return "#{:02x}{:02x}{:02x}".format(*colour(index))
-
-
-def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
-    content = io.BytesIO()
-    image.save(content, form, **options)
-    return content.getvalue()
 
 
 def data_url(image: Image.Image) -> str:

@@ -9,7 +9,8 @@ from PIL import Image
 
 from vat.data.synthetic import Scene, class_recipe, compose
 from vat.data.synthetic.noise import stream
-from vat.web.photos import Photo, encoded
+from vat.images import encoded
+from vat.web.photos import Photo
 from vat.web.session import Session
 
 SIDE = 448

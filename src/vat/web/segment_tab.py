@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from vat.errors import VatError
-from vat.service.engine import Engine
+from vat.service.core import Service
 from vat.web import components, views
 from vat.web.archive import KINDS, pack
 from vat.web.photos import LOOKS
@@ -23,15 +23,15 @@ class SegmentTab:
     """Components and what happens between them. Every handler takes over what is on the easel before anything else,
     so that no stroke is lost."""
 
-    def __init__(self, engine: Engine, sessions: Sessions) -> None:
-        self.engine, self.sessions = engine, sessions
+    def __init__(self, service: Service, sessions: Sessions) -> None:
+        self.service, self.sessions = service, sessions
         self._lay_out()
         self._connect()
 
     # -- how it looks ------------------------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        fresh = Session(self.engine.limits.pixels)
+        fresh = Session(self.service.limits.pixels)
         with gr.Row(elem_classes="samples"):
             self.samples = [gr.Button(f"Try: {sample.title}", size="sm", min_width=120) for sample in SAMPLES]
             self.reset = gr.Button("Start over", size="sm", variant="secondary", min_width=120)
@@ -167,7 +167,7 @@ class SegmentTab:
     def _predict(self, request: gr.Request) -> Iterator[list[Any]]:
         session = self._session(request)
         try:
-            for state in views.predictions(session, self.engine):
+            for state in views.predictions(session, self.service):
                 bar = components.progress_bar(state.done, state.total, state.words)
                 yield [views.examples(session), views.queries(session), bar]
         except VatError as error:

@@ -1,6 +1,9 @@
 """What one visitor has on the page, and how it changes. No Gradio here: handlers call, tests call.
 
-The loop: example photos are painted, `training` hands them to the engine, `pending` says which photos want a
+Handlers of one visitor may run at the same time (an upload during a prediction), so whoever walks through the photos
+takes a list of them first.
+
+The loop: example photos are painted, `training` hands them to the service, `pending` says which photos want a
 prediction, `keep` takes it. A photo whose mask a person corrected is an example from then on.
 """
 
@@ -17,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from vat.errors import VatError
+from vat.files import unique_stems
 from vat.images import ImageLike
 from vat.predict.results import Segmentation
 from vat.web.photos import Found, Photo, from_runs, shrink
@@ -144,7 +148,7 @@ class Session:
         return tuple(sorted(present - {0}))
 
     def training(self) -> dict[str, list[tuple[bytes, np.ndarray]]]:
-        """Class -> (photo, mask) pairs, as the engine takes them."""
+        """Class -> (photo, mask) pairs, as the service takes them."""
         painted = self.painted()
         if not painted:
             raise VatError("Paint the object on an example photo first, or take one of the built-in examples.")
@@ -157,7 +161,7 @@ class Session:
         """Photos whose prediction is missing or out of date."""
         return [
             key
-            for key, photo in self.queries.items()
+            for key, photo in list(self.queries.items())
             if photo.given is None and (photo.found is None or photo.found.revision != self.revision)
         ]
 
@@ -169,10 +173,11 @@ class Session:
     def results(self) -> Iterator[Segmentation]:
         """Every photo that has a mask, at the size it was uploaded in; names are made unique."""
         numbers = self.numbers()
-        taken: set[str] = set()
-        for photo in (*self.examples.values(), *self.queries.values()):
+        every = (*self.examples.values(), *self.queries.values())
+        masked = [photo for photo in every if photo.given is not None or photo.found is not None]
+        for photo, stem in zip(masked, unique_stems(photo.name for photo in masked), strict=True):
             labels = photo.labels(photo.size, self.threshold)
-            if labels is None:
+            if labels is None:  # withdrawn meanwhile
                 continue
             shares = np.stack([labels == n for n in numbers]).astype(np.float32)
             if photo.given is None and photo.found is not None and photo.found.numbers == numbers:
@@ -184,7 +189,7 @@ class Session:
                 label_map=lookup[labels],
                 probabilities=shares,
                 source=photo.view,
-                name=_unique(photo.name, taken),
+                name=stem + Path(photo.name).suffix,
                 threshold=self.threshold,
             )
 
@@ -218,13 +223,3 @@ def file_name(source: ImageLike, key: int) -> str:
     if isinstance(source, str | os.PathLike):
         return os.fspath(source).replace("\\", "/").rsplit("/", 1)[-1] or f"photo {key}"
     return f"photo {key}.png"
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """The name, numbered where its stem is taken: results are named after stems."""
-    stem, suffix = Path(name).stem or "photo", Path(name).suffix
-    chosen, number = stem, 2
-    while chosen.casefold() in taken:
-        chosen, number = f"{stem}-{number}", number + 1
-    taken.add(chosen.casefold())
-    return chosen + suffix

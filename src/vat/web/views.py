@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vat.matcher import grid_points
+from vat.matcher import grid_points, grid_shape
 from vat.predict.results import Match, Segmentation
 from vat.web.photos import Photo, css_colour, data_url, draw_tile, jpeg_url, to_runs
 from vat.web.session import MAX_CLASSES, Session
@@ -27,7 +27,7 @@ EASEL_CORRECTED = "Corrected by you: it is an example now."
 
 
 class Segments(Protocol):
-    """What the page needs of `vat.service.Engine`."""
+    """What the page needs of `vat.service.core.Service`."""
 
     def segment(self, supports: Any, images: Any) -> list[Segmentation]: ...
 
@@ -60,7 +60,7 @@ def _hint(session: Session) -> str:
 def examples(session: Session) -> dict[str, Any]:
     """The example photos as tiles; those that teach nothing yet say so."""
     items = []
-    for place, (key, photo) in enumerate(session.examples.items(), 1):
+    for place, (key, photo) in enumerate(list(session.examples.items()), 1):
         painted = photo.given is not None and bool(photo.given.any())
         note, kind = (f"example {place}", "given") if painted else ("paint me", "bare")
         items.append(_tile(session, key, photo, "overlay", note, kind))
@@ -70,7 +70,7 @@ def examples(session: Session) -> dict[str, Any]:
 def queries(session: Session) -> dict[str, Any]:
     """The photos to mask as tiles, in the look that was chosen."""
     items = []
-    for key, photo in session.queries.items():
+    for key, photo in list(session.queries.items()):
         note, kind = _state(session, photo)
         items.append(_tile(session, key, photo, session.look, note, kind))
     return {"label": "Photos and their masks", "empty": "No photos yet.", "items": items}
@@ -102,7 +102,7 @@ class Progress:
     words: str
 
 
-def predictions(session: Session, engine: Segments) -> Iterator[Progress]:
+def predictions(session: Session, service: Segments) -> Iterator[Progress]:
     """Predict what is missing or out of date, photo by photo; ends early when a newer run begins."""
     session.run += 1
     run, revision = session.run, session.revision
@@ -118,7 +118,7 @@ def predictions(session: Session, engine: Segments) -> Iterator[Progress]:
         photo = session.queries.get(key)
         if photo is None:
             continue
-        result = engine.segment(training, [photo.view])[0]
+        result = service.segment(training, [photo.view])[0]
         if session.run != run:
             return
         session.keep(key, numbers, result, revision)
@@ -129,12 +129,12 @@ def predictions(session: Session, engine: Segments) -> Iterator[Progress]:
 # -- correspondence --------------------------------------------------------------------------------------------------
 
 
-def board(match: Match | None, first: Photo | None, second: Photo | None, points: Any = ()) -> dict[str, Any]:
+def board(match: Match | None, first: Photo | None, second: Photo | None) -> dict[str, Any]:
     """Both photos, the warped first one, and where a grid of its points lies in the second."""
     if match is None or first is None or second is None:
         missing = "two photos" if first is second else "the second photo" if second is None else "the first photo"
         return {"hint": f"Add {missing}, or take a built-in example."}
-    across, down = grid_shape(first)
+    across, down = grid_shape(first.view_size, GRID)
     shown = {name: _side(photo) for name, photo in (("first", first), ("second", second))}
     return {
         **shown,
@@ -145,15 +145,8 @@ def board(match: Match | None, first: Photo | None, second: Photo | None, points
         "y": np.round(match.matched[:, 1], 1).tolist(),
         "confidence": np.round(match.confidence, 3).tolist(),
         "colours": [css_colour(i) for i in range(12)],
-        "points": [list(point) for point in points],
         "hint": "Click or tap a point on the first photo; hover to see it move.",
     }
-
-
-def grid_shape(photo: Photo) -> tuple[int, int]:
-    """Cells across and down of the grid that `grid_points` spreads over a photo."""
-    across, down = (max(1, round(GRID * side / max(photo.view_size))) for side in photo.view_size)
-    return across, down
 
 
 def board_points(photo: Photo) -> np.ndarray:

@@ -1,7 +1,7 @@
 // Two photos and the points that belong together. The server sends where a grid of points of the first photo lies in
 // the second one; everything between is interpolated here, so that a point follows the pointer without delay.
 //
-// props.value = {serial, first: {photo, width, height}, second: {...}, warp, across, down, x, y, confidence, colours,
+// props.value = {first: {photo, width, height}, second: {...}, warp, across, down, x, y, confidence, colours,
 // hint}; x, y and confidence are lists of across * down numbers by rows.
 const find = (selector) => element.querySelector(selector);
 const left = find('.first'), right = find('.second'), warp = find('.warp'), blend = find('.blend input');
@@ -157,7 +157,6 @@ function show() {
   });
   warp.src = given.warp;
   blend.value = 0;
-  given.points?.forEach(([x, y]) => points.push({x, y}));
   list();
 }
 

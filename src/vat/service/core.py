@@ -28,8 +28,8 @@ Supports = str | Examples
 Finished = TypeVar("Finished")
 
 
-class Engine:
-    """Segmentation and matching for many callers at once.
+class Service:
+    """Segmentation and matching for many callers at once, over HTTP or not.
 
     Every method may be called from any thread. Calls wait for their turn in one worker thread and raise `VatError`:
     `QueueFull` at once where too many wait, `OutOfTime` where one took too long, `UnknownSet` for a wrong id.
