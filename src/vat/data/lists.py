@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pickle
+import pickletools
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -33,24 +34,32 @@ PARTS = {"train": "trn", "val": "val", "test": "test"}
 """Our names of the splits and those of the published files."""
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Dicts, lists, tuples, strings and numbers have opcodes of their own; every other object needs
-    `find_class`."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+BUILDING_OPCODES = {
+    *("GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "BUILD"),
+    *("PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"),
+}
+"""Instructions of a pickle that make objects; dicts, lists, tuples, strings and numbers need none of them."""
 
 
 def read_plain_pickle(path: Path) -> Any:
-    """Unpickle a file that may hold plain containers, strings and numbers only; nothing in it can run
-    code."""
+    """Unpickle a file that may hold plain containers, strings and numbers only.
+
+    The instructions are looked through before any is carried out, so nothing in the file can run code, and a few bytes
+    cannot ask for gigabytes.
+    """
     try:
-        with open(path, "rb") as stream:
-            return _PlainUnpickler(stream).load()
+        data = path.read_bytes()
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in BUILDING_OPCODES:
+                raise pickle.UnpicklingError(f"it has the instruction {opcode.name}")
+            if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
+                raise pickle.UnpicklingError("it asks for more memory than its size explains")
+        return pickle.loads(data)
     except FileNotFoundError:
         raise VatError(f"There is no split list '{path}'.") from None
     except Exception as error:  # damaged pickles raise nearly anything
-        raise VatError(f"The split list '{path}' is not a pickle of plain lists ({error}).") from None
+        reason = " ".join(str(error).split())
+        raise VatError(f"The split list '{path}' is not a pickle of plain lists ({reason}).") from None
 
 
 def find_list(splits: Path | None, dataset: str, part: str) -> Path | None:

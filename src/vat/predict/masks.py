@@ -105,6 +105,8 @@ def to_rle(mask: np.ndarray) -> dict[str, Any]:
 def from_polygons(polygons: Any, size: Size, name: str = "The mask") -> np.ndarray:
     """The union of polygons, each [x, y, x, y, ...]; or one polygon [[x, y], [x, y], ...] -> bool [H, W]."""
     _check_size(*size, name)
+    if not _is_row(polygons):
+        raise VatError(f"{name} is not a list of polygons.")
     shapes = [polygons] if _is_one_polygon(polygons) else polygons
     mask = np.zeros(size, dtype=bool)
     for shape in shapes:
