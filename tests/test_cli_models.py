@@ -50,12 +50,32 @@ def test_convert_writes_a_file_that_loads(run, tmp_path):
         (["convert", "absent.pt", "x.safetensors"], "There is no file absent.pt"),
         (["nonsense"], "No such command"),
         (["info"], "Missing argument"),
+        (["bench", "--batch-size", "many"], "--batch-size is 'many'; give numbers"),
+        (["bench", "--shots", "1,0"], "no number may be less than 1"),
+        (["bench", "--modes", "sleep"], "give some of inference"),
+        (["bench", "--device", "abacus"], "There is no device 'abacus'"),
+        (["calibrate", "vat-mini", "x.txt"], "must end in .safetensors"),
+        (["calibrate", "vat-mini-match", "x.safetensors"], "give a segmentation model"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(run, arguments, sentence):
     errors = run(*arguments, code=2)
     assert sentence in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("command", [["serve"], ["export", "vat-mini", "folder"]], ids=["serve", "export"])
+def test_a_missing_package_is_named_with_the_way_to_get_it(run, command, monkeypatch):
+    monkeypatch.setattr("vat.extras.find_spec", lambda name: None)
+    assert "install it with: pip install 'vat-fewshot[" in run(*command, code=2)
+
+
+def test_what_the_system_refuses_is_one_sentence_too(run, monkeypatch):
+    def full() -> None:
+        raise OSError(28, "No space left on device", "out/demo.png")
+
+    monkeypatch.setattr("vat.cli.app", full)
+    assert run(code=2) == "vat: 'out/demo.png' cannot be used: No space left on device.\n"
 
 
 def test_models_lists_names(run):

@@ -6,7 +6,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from vat.runner import GraphedTraining, accelerate
 from vat.zoo import create_model
 
 Mode = Literal["inference", "training", "cached"]
+MODES = get_args(Mode)
 
 
 @dataclass(frozen=True)

@@ -82,3 +82,9 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written to
+        if os.environ.get("VAT_DEBUG"):
+            raise
+        what = f"'{error.filename}' cannot be used" if error.filename else "The system refuses"
+        print(f"vat: {what}: {error.strerror or error}.", file=sys.stderr)
+        sys.exit(2)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from vat.errors import VatError
+from vat.cli.options import numbers, words
 
 
 def register(app: typer.Typer) -> None:
@@ -64,11 +64,12 @@ def ablate(
         "evaluation.episodes": episodes,
     }
     given = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
-    plan = load_plan(config, base, [*(changes or []), *given, *_budget(minutes, steps)], _seeds(seeds))
+    chosen_seeds = None if seeds is None else tuple(numbers(seeds, "--seeds", int, least=0))
+    plan = load_plan(config, base, [*(changes or []), *given, *_budget(minutes, steps)], chosen_seeds)
     folder = out or Path("runs/ablations") / f"{plan.name}_{plan.base}"
     console = Console(stderr=True)
     if not tables_only:
-        chosen = plan if rows is None else plan.only(rows.split(","))
+        chosen = plan if rows is None else plan.only(words(rows))
         fabric = make_fabric(accelerator, 1, precision=plan.rows[0].experiment.training.precision)
         if not run_plan(chosen, folder, fabric, bench=bench, say=console.print, tables=plan):
             console.print("Stopped; the same command goes on from here.")
@@ -86,12 +87,3 @@ def _budget(minutes: float | None, steps: int | None) -> list[str]:
         return []
     budget = {"minutes": minutes, "steps": steps, "epochs": None}
     return [f"training.{name}={'null' if value is None else value}" for name, value in budget.items()]
-
-
-def _seeds(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise VatError(f"--seeds is {text!r}; give numbers separated by commas.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from vat.cli.options import Device, Json, Size, choices, numbers
 from vat.errors import VatError
 
 if TYPE_CHECKING:
@@ -27,14 +29,14 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     model: Annotated[str, typer.Argument(help="A model's name, see `vat models`.")] = "vat_resnet50.fss",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; default: the best there is.")] = "auto",
+    device: Device = "auto",
     modes: Annotated[str, typer.Option(help="inference, training, cached (a further query), comma-separated.")] = (
         "inference,cached"
     ),
     precision: Annotated[str, typer.Option(help="float32, bfloat16, float16, comma-separated.")] = "float32,bfloat16",
     batch: Annotated[str, typer.Option("--batch-size", help="Batch sizes, comma-separated.")] = "1",
     shots: Annotated[str, typer.Option(help="Numbers of supports, comma-separated.")] = "1",
-    size: Annotated[int | None, typer.Option(help="Side of the square input; default: the model's own.")] = None,
+    size: Size = None,
     backends: Annotated[str, typer.Option(help="reference, fast, comma-separated.")] = "reference,fast",
     graphs: Annotated[bool, typer.Option(help="Replay CUDA graphs on a GPU (fast backend).")] = True,
     changes: Annotated[
@@ -45,9 +47,11 @@ def bench(
         str | None, typer.Option(metavar="KEY=A,B,...", help="Measure the model with each value of a setting.")
     ] = None,
     growth: Annotated[bool, typer.Option(help="Also: how cost grows with size, grid and supports.")] = False,
-    repeats: Annotated[int | None, typer.Option(help="Timed calls per case; default: 5 on a CPU, 20 on a GPU.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Timed calls per case; default: 5 on a CPU, 20 on a GPU.", min=1)
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and growth.png.")] = Path("out/bench"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure time and memory of a model beside its reference path and the limits of the device.
 
@@ -57,39 +61,39 @@ def bench(
 
         vat bench vat_resnet50.fss --vary aggregator=swin4d,centerpivot,linear,fastformer,transformer,mixer
     """
-    import torch
-
     from vat.bench import report
-    from vat.bench.cases import Case
-    from vat.bench.device import measure_limits
+    from vat.bench.cases import MODES, Case
+    from vat.bench.device import DTYPES, measure_limits
+    from vat.predict.engine import choose_device
     from vat.zoo import config_of
 
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise VatError("No CUDA device is available here; use --device cpu.")
+    where = choose_device(device)
     config_of(model)
-    count = repeats or (20 if where.type == "cuda" else 5)
+    on_gpu = where.type == "cuda"
+    asked = itertools.product(
+        variants(changes or [], vary),
+        choices(modes, "--modes", MODES),
+        choices(precision, "--precision", DTYPES),
+        numbers(batch, "--batch-size", int, least=1),
+        numbers(shots, "--shots", int, least=1),
+        choices(backends, "--backends", ("reference", "fast")),
+    )
     cases = [
         Case(
             model,
             str(where),
             cast(Any, mode),
             number,
-            int(b),
-            int(k),
+            episodes,
+            supports,
             size,
             cast(Any, backend),
-            graphs=graphs and where.type == "cuda" and backend == "fast",
-            repeats=count,
+            graphs=graphs and on_gpu and backend == "fast",
+            repeats=repeats or (20 if on_gpu else 5),
             overrides=overrides,
             variant=variant,
         )
-        for variant, overrides in variants(changes or [], vary)
-        for mode in modes.split(",")
-        for number in precision.split(",")
-        for b in batch.split(",")
-        for k in shots.split(",")
-        for backend in backends.split(",")
+        for (variant, overrides), mode, number, episodes, supports, backend in asked
     ]
     measure = _measurer(where)
     limits = measure_limits(where)

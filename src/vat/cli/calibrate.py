@@ -9,22 +9,28 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from vat.cli.options import Device, Half, model_names
+from vat.errors import VatError
+
 
 def register(app: typer.Typer) -> None:
     app.command("calibrate")(calibrate)
 
 
 def calibrate(
-    model: Annotated[Path, typer.Argument(help="A checkpoint file of a segmentation model.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A built-in model or a checkpoint file, for segmentation.", autocompletion=model_names),
+    ],
     destination: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
     data: Annotated[str, typer.Option(help="A data set of classes that the model was not trained on.")] = "synthetic",
     root: Annotated[Path | None, typer.Option(help="Its folder.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
     fold: Annotated[int, typer.Option(help="Fold of PASCAL-5i or COCO-20i.")] = 0,
     splits: Annotated[Path | None, typer.Option(help="Folder with published split lists.")] = None,
-    episodes: Annotated[int, typer.Option(help="How many.")] = 100,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    half: Annotated[bool, typer.Option("--half", help="Store float16: half the size.")] = False,
+    episodes: Annotated[int, typer.Option(help="How many.", min=1)] = 100,
+    device: Device = "auto",
+    half: Half = False,
 ) -> None:
     """Find the temperature of a model's logits on held-out episodes, and write the model with it.
 
@@ -32,13 +38,18 @@ def calibrate(
 
     Example: vat calibrate last.safetensors calibrated.safetensors --data mini-fss --root mini-fss --split val
     """
+    if destination.suffix != ".safetensors":
+        raise VatError(f"{destination} must end in .safetensors.")
     import torch
 
     from vat.calibration import collect_margins, fit_temperature, with_temperature
-    from vat.checkpoint import describe, load, save
-    from vat.data import build
+    from vat.checkpoint import load, notes_of, save
+    from vat.data import build, task_of
+    from vat.predict.engine import choose_device
 
-    network = load(model, device)
+    network = load(model, choose_device(device))
+    if network.config.task != "segmentation" or task_of(data) == "pairs":
+        raise VatError("Calibration is of masks: give a segmentation model, and data of episodes.")
     dataset = build(
         data,
         root,
@@ -51,7 +62,7 @@ def calibrate(
     )
     samples = (dataset[i] for i in track(range(episodes), "calibrating", transient=True))
     found = fit_temperature(*collect_margins(network, samples))
-    notes = {**describe(model)["notes"], "calibrated_on": f"{data}, {split} split, {episodes} episodes"}
+    notes = {**notes_of(model), "calibrated_on": f"{data}, {split} split, {episodes} episodes"}
     network = with_temperature(network, round(found.temperature, 4))
     save(network, destination, dtype=torch.float16 if half else None, notes=notes)
     Console().print(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vat.cli.options import Device, MatchModel, Model
+
 if TYPE_CHECKING:
     from vat.matcher import Matcher
     from vat.predict.results import Match, Segmentation
@@ -23,11 +25,11 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("out/demo.png"),
-    model: Annotated[str, typer.Option(help="Segmentation: a built-in model or a checkpoint file.")] = "vat-mini",
-    matcher: Annotated[str, typer.Option(help="Correspondence: likewise.")] = "vat-mini-match",
-    seed: Annotated[int, typer.Option(help="Which things of the synthetic world.")] = 1,
-    size: Annotated[int, typer.Option(help="Side of the scenes in pixels.")] = 384,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    model: Model = None,
+    match_model: MatchModel = "vat-mini-match",
+    seed: Annotated[int, typer.Option(help="Which things of the synthetic world.", min=0)] = 1,
+    size: Annotated[int, typer.Option(help="Side of the scenes in pixels.", min=64)] = 384,
+    device: Device = "auto",
 ) -> None:
     """Render scenes of things the models never saw, mask one kind by two examples, match points of another.
 
@@ -37,14 +39,15 @@ def demo(
     from vat.matcher import Matcher
     from vat.segmenter import Segmenter
 
+    chosen = model or "vat-mini"
     console = Console()
     with console.status("loading the models"):
-        segmenter, finder = Segmenter(model, device), Matcher(matcher, device)
+        segmenter, matcher = Segmenter(chosen, device), Matcher(match_model, device)
     with console.status("masking"):
         examples, results, scores, seconds = _segment(segmenter, seed, size)
     with console.status("matching"):
-        matches = [_match(finder, seed, i, size) for i in range(PAIRS)]
-    save_figure(demo_figure(examples, results, scores, matches, f"{model} and {matcher}"), out)
+        matches = [_match(matcher, seed, i, size) for i in range(PAIRS)]
+    save_figure(demo_figure(examples, results, scores, matches, f"{chosen} and {match_model}"), out)
     console.print(
         f"{QUERIES} photos masked by {EXAMPLES} examples, {1000 * seconds / QUERIES:.0f} ms each on "
         f"{segmenter.engine.device}; IoU {', '.join(f'{score:.0f}' for score in scores)}."
@@ -79,10 +82,10 @@ def _segment(
     return examples, results, scores, seconds
 
 
-def _match(finder: Matcher, seed: int, index: int, size: int) -> Match:
+def _match(matcher: Matcher, seed: int, index: int, size: int) -> Match:
     from vat.data.synthetic import SyntheticPairs
 
     pair = SyntheticPairs(split="test", image_size=size, seed=seed)[index]
     points = pair["source_kps"][: int(pair["n_points"])].numpy()
     chosen = points[:: max(1, -(-len(points) // POINTS))]
-    return finder.match(pair["source"], pair["target"], chosen)
+    return matcher.match(pair["source"], pair["target"], chosen)

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from vat.cli.options import Json, numbers
 from vat.errors import VatError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    model: Annotated[str, typer.Option(help="A checkpoint file, or a model's name (untrained).")],
+    model: Annotated[str, typer.Option(help="A built-in model, a checkpoint file, or a model's name (untrained).")],
     data: Annotated[str, typer.Option(help="A data set: pascal, coco, fss, spair, ..., synthetic.")],
     root: Annotated[Path | None, typer.Option(help="Its folder; synthetic data needs none.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test; all for class folders.")] = "test",
@@ -57,7 +58,7 @@ def evaluate(
     precision: Annotated[str, typer.Option(help="auto, 32-true or bf16-mixed.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: out/eval/MODEL/DATA.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away episodes of an earlier run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Evaluate a model: mIoU, FB-IoU and mBA, or PCK, overall and by class, beside the published numbers.
 
@@ -70,7 +71,7 @@ def evaluate(
     from vat.evaluation.published import beside
     from vat.launch import make_fabric
 
-    counts, thresholds = _numbers(shots, int, "shots"), _numbers(alphas, float, "alphas")
+    counts, thresholds = numbers(shots, "--shots", int, least=1), numbers(alphas, "--alphas")
     if task_of(data) == "pairs" and (counts != [1] or original_size):
         raise VatError(f"'{data}' holds pairs; --shots and --original-size are for segmentation.")
     if original_size and root is None:
@@ -122,13 +123,6 @@ def evaluate(
         report.notes.append("The published results are of the whole benchmark, this run is of a part of it.")
     _write(report, folder, network, dataset)
     print(json.dumps(report.as_dict(), indent=1)) if as_json else _show(report, folder)
-
-
-def _numbers(text: str, kind: type, name: str) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise VatError(f"--{name} is {text!r}; give numbers separated by commas.") from None
 
 
 def _open(name: str, backbone_weights: Path | None, seed: int) -> tuple[Any, list[str]]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from vat.cli.models import open_model
 from vat.cli.options import Json, Quiet, Size
 from vat.errors import VatError
+from vat.extras import require
 
 if TYPE_CHECKING:
     from vat.export import FileCheck
@@ -55,6 +56,7 @@ def export(
     """
     if half and int8:
         raise VatError("Choose one of --half and --int8.")
+    require("export", "`vat export`")
     from vat.export import ExportError, export_model
     from vat.export.quality import measure_quality
 

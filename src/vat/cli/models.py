@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vat.cli.options import Json, model_names
+from vat.cli.options import Half, Json, Size, model_names
 from vat.errors import VatError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def info(
             help="A model's name (see `vat models`), a family, or a checkpoint file.", autocompletion=model_names
         ),
     ],
-    size: Annotated[int | None, typer.Option(help="Side of the square input; default: the model's own.")] = None,
+    size: Size = None,
     as_json: Json = False,
 ) -> None:
     """Show a model part by part: parameters, output shapes, multiply-adds, memory.
@@ -127,7 +127,7 @@ def info(
 def convert(
     source: Annotated[Path, typer.Argument(help="A published checkpoint (best_model.pt), or one of ours.")],
     destination: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
-    half: Annotated[bool, typer.Option("--half", help="Store float16: half the size.")] = False,
+    half: Half = False,
     as_json: Json = False,
 ) -> None:
     """Convert a published checkpoint to one self-describing .safetensors file.

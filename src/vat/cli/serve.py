@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from vat.cli.options import Device, Model, Quiet, Size
+from vat.cli.options import Device, MatchModel, Model, Quiet, Size
 from vat.errors import VatError
+from vat.extras import require
 from vat.service.limits import Limits
 
 NO_MODEL = "none"
@@ -28,9 +28,7 @@ def serve(
     ] = None,
     page: Annotated[bool, typer.Option("--page/--no-page", help="The page at /, or the HTTP service alone.")] = True,
     model: Model = None,
-    match_model: Annotated[
-        str, typer.Option(metavar="MODEL", help="For correspondence; none to do without.")
-    ] = "vat-mini-match",
+    match_model: MatchModel = "vat-mini-match",
     size: Size = None,
     device: Device = "auto",
     upload_mib: Annotated[float, typer.Option(help="Largest request in MiB.", min=0.01)] = Limits.upload_mib,
@@ -54,7 +52,7 @@ def serve(
 
     vat serve --host 0.0.0.0 --port 8000 --token "$(openssl rand -hex 16)" --no-page
     """
-    require_packages()
+    require("web", "`vat serve`")
     from vat.service.app import create_app
     from vat.service.core import Service
     from vat.service.server import is_loopback
@@ -77,10 +75,3 @@ def serve(
         console.print(f"[yellow]Whoever can reach {host} can use this service: think of --token.[/yellow]")
     app = create_app(service, token=token, page=page)
     listen_and_serve(app, service, host, port, lambda url: console.print(f"vat is at {url} (Ctrl-C ends it)"))
-
-
-def require_packages() -> None:
-    """The service needs packages that nothing else does."""
-    missing = [name for name in ("fastapi", "uvicorn", "python_multipart", "prometheus_client") if not find_spec(name)]
-    if missing:
-        raise VatError(f"`vat serve` needs {', '.join(missing)}; install it with: pip install 'vat-fewshot[web]'")

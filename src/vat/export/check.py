@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vat.bench.device import median_seconds
 from vat.export.graphs import Graph, run_reference
 from vat.export.onnx_files import Precision, silence
 from vat.network import PairNetwork
@@ -49,13 +48,13 @@ def check_files(model: PairNetwork, graph: Graph, files: Iterable[Path], precisi
     several = [tensor.numpy() for tensor in graph.inputs]
     single = [array[:1] for array in several]
     own = _network_call(model, graph)
-    reference_seconds = _median_seconds(lambda: own(single))
+    reference_seconds = _seconds(lambda: own(single))
     checks = []
     for file in files:
         run = _open(file, graph)
         limit = LIMITS[precision if file.suffix == ".onnx" else "float32"]
         difference = distance(run(several), expected)
-        seconds = _median_seconds(lambda run=run: run(single))  # type: ignore[misc]
+        seconds = _seconds(lambda run=run: run(single))  # type: ignore[misc]
         checks.append(FileCheck(file.name, file.stat().st_size, difference, limit, seconds, reference_seconds))
     return checks
 
@@ -93,11 +92,5 @@ def _on_arrays(function: Callable[..., Tensor | tuple[Tensor, ...]]) -> Callable
     return run
 
 
-def _median_seconds(step: Callable[[], object]) -> float:
-    step()
-    times = []
-    for _ in range(TIMED_CALLS):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def _seconds(step: Callable[[], object]) -> float:
+    return median_seconds(step, torch.device("cpu"), TIMED_CALLS, warmup=1)

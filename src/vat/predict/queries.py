@@ -15,6 +15,7 @@ from typing import Any
 from PIL import Image
 
 from vat.errors import VatError
+from vat.extras import require
 from vat.images import IMAGE_SUFFIXES, read_image
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
@@ -169,8 +170,7 @@ def _read_frames(path: Path, wanted: list[Query]) -> Iterator[tuple[Query, Image
 
 
 def _video_reader(path: Path) -> Any:
-    try:
-        import av
-    except ImportError:
-        raise VatError(f"Reading the video '{path}' needs the package av; install vat-fewshot[video].") from None
+    require("video", f"Reading the video '{path}'")
+    import av
+
     return av

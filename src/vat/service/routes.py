@@ -10,7 +10,7 @@ from fastapi import APIRouter, File, Form, Header, Path, Response, UploadFile
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 import vat
-from vat.cli.options import words
+from vat.cli.options import choices
 from vat.errors import VatError
 from vat.files import unique_stems, zipped
 from vat.matcher import grid_points
@@ -28,6 +28,7 @@ from vat.service.worker import Turns
 Result = TypeVar("Result")
 
 ZIP = "application/zip"
+MOST_TEXT = 200  # characters of a list of formats; an answer repeats what it refuses
 MOST_TILES = 4  # more than that takes longer than a request may
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     401: {"model": Problem, "description": "The token is missing or wrong."},
@@ -88,7 +89,7 @@ def _add_segment(router: APIRouter, service: Service) -> None:
     ) -> Segmented:
         """Masks of the queries, learnt from the supports or a stored set."""
         photos, options = await _read(query), Options(threshold, overlapping, tiles, (1.0,), flip)
-        files = _formats(formats, [*PICTURES, *WRITERS]) if ZIP in accept else None
+        files = choices(formats[:MOST_TEXT], "'formats'", [*PICTURES, *WRITERS]) if ZIP in accept else None
         supports = await _read(support), await _read(mask), label
         if (support_set is not None) == any(supports):
             raise VatError("Send either 'support_set', or 'support' with 'mask'.")
@@ -148,7 +149,7 @@ def _add_match(router: APIRouter, service: Service) -> None:
         """Points of the source, found in the target."""
         [first], [second] = await _read([source]), await _read([target])
         given = None if points is None else _points(points, service)
-        files = _formats(formats, list(MATCH_FILES)) if ZIP in accept else None
+        files = choices(formats[:MOST_TEXT], "'formats'", MATCH_FILES) if ZIP in accept else None
 
         def finish(found: Match) -> Any:
             return saved_files(found, "match", files) if files else found.as_dict()
@@ -194,7 +195,7 @@ def _add_status(router: APIRouter, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-# -- helpers -------------------------------------------------------------------------------------------------
+# -- fields --------------------------------------------------------------------------------------------------
 
 
 async def _read(files: Sequence[UploadFile]) -> list[Upload]:
@@ -214,13 +215,6 @@ def _counted(photos: list[Upload], service: Service) -> list[Upload]:
     if len(photos) > service.limits.queries:
         raise VatError(f"There are {len(photos)} queries; at most {service.limits.queries} are taken in one request.")
     return photos
-
-
-def _formats(text: str, known: list[str]) -> list[str]:
-    formats = words(text)
-    if not formats or not set(formats) <= set(known):
-        raise VatError(f"'formats' is {text[:80]!r}; give some of {', '.join(known)}, separated by commas.")
-    return formats
 
 
 def _points(text: str, service: Service) -> list[tuple[float, float]]:
