@@ -14,14 +14,14 @@ def every_reader(tmp_path_factory):
     return readers(tmp_path_factory.mktemp("seeds"))
 
 
-@pytest.mark.parametrize("index", range(14))
+@pytest.mark.parametrize("index", range(17))
 def test_damaged_files_get_one_sentence(every_reader, index, tmp_path):
     failures = run([every_reader[index]], CASES, tmp_path)
     assert not failures, failures[0]
 
 
 def test_every_reader_is_covered(every_reader):
-    assert len(every_reader) == 14
+    assert len(every_reader) == 17
 
 
 def test_the_harness_notices_what_it_is_for(tmp_path):

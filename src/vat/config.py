@@ -137,7 +137,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(cls: type[_C], values: dict[str, Any]) -> _C:
     """Rebuild a dataclass from :func:`to_dict`; names that the class does not have are an error."""
     hints = get_type_hints(cls)
-    unknown = sorted(set(values) - set(hints))
+    unknown = sorted(map(str, set(values) - set(hints)))
     if unknown:
         raise VatError(
             f"{cls.__name__} has no setting {', '.join(map(repr, unknown))}; it has: {', '.join(sorted(hints))}."

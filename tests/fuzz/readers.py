@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from scipy.io import savemat
 
 import vat
 from small import small
+from vat.cli.match import _read_points
 from vat.data.lists import read_lines, read_plain_pickle
+from vat.data.matlab import read_mat
 from vat.images import image_size, read_image, read_mask
 from vat.predict.masks import from_labelme, from_polygons, from_rle, read_any_mask
 from vat.predict.supports import read_supports
+from vat.runtime.folder import ModelFolder
 from vat.training import load_experiment
 
 MAX_PIXELS = 4_000_000
@@ -108,6 +112,33 @@ def _pickles() -> list[bytes]:
     return [stream.getvalue(), pickle.dumps({"state_dict": [1, 2]})]
 
 
+EXPORTED = {
+    "format": 1,
+    "task": "segmentation",
+    "image_size": 320,
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "graphs": {"query": {"file": "query.onnx", "inputs": ["images"]}},
+    "files": {"query.onnx": {"bytes": 100, "sha256": "00"}},
+}
+
+
+def _read_export(path: Path) -> Any:
+    """The description of an exported model, and the first of its files."""
+    folder = path.parent / "exported"
+    folder.mkdir(exist_ok=True)
+    (folder / "model.json").write_bytes(path.read_bytes())
+    return ModelFolder.read(folder, "segmentation").graph_file("query")
+
+
+def _mat() -> list[bytes]:
+    stream = io.BytesIO()
+    savemat(stream, {"kps": np.random.default_rng(0).random((10, 2)), "box_coord": np.array([[1, 20, 3, 30]])})
+    compressed = io.BytesIO()
+    savemat(compressed, {"kps": np.zeros((10, 2))}, do_compression=True)
+    return [stream.getvalue(), compressed.getvalue()]
+
+
 def readers(folder: Path) -> list[Reader]:
     """All of them; `folder` is for seeds that need files beside them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,4 +171,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("list", ".txt", [b"2007_000032__01\n2007_000039__20\n", b"abe's_flyingfish\n"], read_lines),
         Reader("pickled list", ".pkl", lists, read_plain_pickle),
         Reader("config", ".yaml", [CONFIG], load_experiment),
+        Reader("matlab", ".mat", _mat(), lambda p: read_mat(p, "kps")),
+        Reader("points", ".json", [b"[[1, 2], [3.5, 4]]", b'{"points": [[1, 2]]}'], _read_points),
+        Reader("runtime", ".json", [_json(EXPORTED)], _read_export),
     ]

@@ -7,7 +7,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vat.data.lists import natural_order
-from vat.data.pairs import Pair, PairSource, read_mat
+from vat.data.matlab import read_mat
+from vat.data.pairs import Pair, PairSource
 from vat.data.segmentation import FolderSource, locate
 from vat.errors import VatError
 from vat.images import image_size

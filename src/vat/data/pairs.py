@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from scipy.io import loadmat
 
 from vat.data.lists import PARTS, read_lines
+from vat.data.matlab import read_mat
 from vat.data.segmentation import PASCAL_CLASSES, locate, note_absent
 from vat.errors import VatError
 
@@ -208,19 +208,6 @@ class PFWillowSource(PairSource):
             source_points,
             "points",
         )
-
-
-def read_mat(path: Path, key: str) -> np.ndarray:
-    """One array of a MATLAB file."""
-    try:
-        with open(path, "rb") as stream:
-            return loadmat(stream)[key]
-    except FileNotFoundError:
-        raise VatError(f"There is no annotation '{path}'.") from None
-    except KeyError:
-        raise VatError(f"The annotation '{path}' has no '{key}'.") from None
-    except Exception as error:  # scipy raises many types on damaged files
-        raise VatError(f"The annotation '{path}' is damaged and cannot be read ({error}).") from None
 
 
 def _points(values: object) -> np.ndarray:

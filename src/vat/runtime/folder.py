@@ -38,7 +38,7 @@ class ModelFolder:
             described = json.loads((path / DESCRIPTION).read_bytes())
         except FileNotFoundError:
             raise VatError(f"'{path}' holds no exported model (no {DESCRIPTION}); `vat export` makes one.") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise VatError(f"'{path / DESCRIPTION}' cannot be read ({error}).") from None
         try:
             found = cls(
@@ -51,7 +51,7 @@ class ModelFolder:
                 {name: dict(file) for name, file in described["files"].items()},
             )
             supported = described["format"] == FORMAT
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise VatError(f"'{path / DESCRIPTION}' is damaged; export the model again.") from None
         if not supported:
             raise VatError(f"'{path}' was exported by another version of vat; export the model again.")
