@@ -10,6 +10,7 @@ from command import VAT
 from command import models as models
 from command import run as run
 from published import segmentation_shapes, write
+from vat.cli import app
 
 
 def installed(*arguments, code=0):
@@ -127,7 +128,7 @@ def test_completion_knows_options_and_built_in_models(monkeypatch):
         assert expected in installed()
 
 
-@pytest.mark.parametrize("command", ["segment", "match", "models", "info", "convert", "eval", "bench", "train", "demo"])
+@pytest.mark.parametrize("command", [command.name for command in app.registered_commands])
 def test_help_has_an_example(run, command):
     assert f"vat {command} " in run(command, "--help").split("Arguments")[0].split("Usage", 1)[1].split("xample", 1)[1]
 

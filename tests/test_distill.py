@@ -112,6 +112,8 @@ def test_the_command_distils_resumes_and_says_how_far_it_came(tmp_path, teacher)
     assert [point["step"] for point in history] == [0, 2]
     with pytest.raises(VatError, match="already holds"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
+    with pytest.raises(VatError, match=r"other settings \(lr\)"):
+        CliRunner().invoke(app, [*arguments, "--resume", "--set", "lr=1"], catch_exceptions=False)
     CliRunner().invoke(app, [*arguments, "--resume", "--set", "steps=3"], catch_exceptions=False)
     more = load_file(tmp_path / "run/backbone.safetensors")
     assert any(not torch.equal(more[k], weights[k]) for k in weights)

@@ -193,12 +193,12 @@ def test_an_error_of_a_worker_arrives_as_one_sentence():
 
 def test_the_rate_warms_up_and_falls_to_zero():
     settings = TrainingSettings(steps=100, schedule="cosine", warmup=10)
-    factors = [rate(settings, step, step / 100) for step in range(101)]
+    factors = [rate(step, step / 100, settings.warmup, settings.schedule) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)
     assert max(factors) == factors[9] > 0.9
     assert factors[100] == pytest.approx(0, abs=1e-9)
     constant = TrainingSettings(steps=100)
-    assert {rate(constant, step, step / 100) for step in range(100)} == {1.0}
+    assert {rate(step, step / 100, constant.warmup, constant.schedule) for step in range(100)} == {1.0}
 
 
 def test_a_backbone_that_learns_has_its_own_rate_and_biases_no_decay():

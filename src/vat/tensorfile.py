@@ -1,7 +1,8 @@
-"""Reading files of tensors without ever executing what is in them."""
+"""Files of tensors: read without ever executing what is in them, written whole or not at all."""
 
 from __future__ import annotations
 
+import io
 import pickle
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.files import write_atomically
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -39,6 +41,13 @@ def read_pickle(path: Path) -> Any:
         raise VatError(f"{path} is truncated or not a PyTorch file ({_first_line(error)}).") from error
     except Exception as error:  # a mutated pickle can raise anything from the unpickler's stack machine
         raise VatError(f"{path} is damaged: PyTorch cannot read it ({type(error).__name__}).") from error
+
+
+def write_pickle(path: Path, content: Any) -> None:
+    """What :func:`read_pickle` reads: tensors and plain containers."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_atomically(path, buffer.getvalue())
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -45,5 +45,7 @@ def distill(
     if minutes is not None:
         given.append(f"minutes={minutes}")
     settings = load_settings(config, given)
-    weights = run(settings, out or Path("runs") / config.stem, make_fabric(accelerator, devices), resume=resume)
-    typer.echo(weights)
+    fabric = make_fabric(accelerator, devices)
+    weights = run(settings, out or Path("runs") / config.stem, fabric, resume=resume)
+    if fabric.is_global_zero:
+        print(weights)

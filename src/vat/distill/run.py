@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
+from vat.config import to_dict
 from vat.distill.matching import FeatureMatching
 from vat.distill.photos import find_photos, load_photos, random_views
 from vat.distill.settings import DistillSettings
@@ -24,9 +23,14 @@ from vat.errors import VatError
 from vat.features import Backbone
 from vat.features.slim import TEACHER, from_teacher
 from vat.files import write_atomically
-from vat.tensorfile import read_pickle
+from vat.seeds import mix
+from vat.tensorfile import read_pickle, write_pickle
+from vat.training.optim import rate, set_rate, used_share
+from vat.training.safety import check_folder
 
 WEIGHTS, STATE, SUMMARY = "backbone.safetensors", "last.ckpt", "summary.json"
+FREE_TO_CHANGE = {"steps", "minutes", "photos", "teacher_weights", "workers"}
+"""What a resumed run may have otherwise: how long, where and how fast it runs."""
 READ_EVERY = 50
 SAVE_SECONDS = 60.0
 """Between two checkpoints, which also measure the student."""
@@ -40,7 +44,9 @@ def distill(settings: DistillSettings, out: str | Path, fabric: Fabric, *, resum
     out = Path(out)
     if (out / STATE).exists() and not resume:
         raise VatError(f"{out} already holds a distillation; continue it with --resume, or choose another --out.")
-    out.mkdir(parents=True, exist_ok=True)
+    if fabric.is_global_zero:
+        check_folder(out, needed=0)
+    fabric.barrier()  # nobody writes before everybody has looked
     return Distiller(settings, out, fabric).run()
 
 
@@ -53,11 +59,12 @@ class Distiller:
         torch.manual_seed(settings.seed)
         self.teacher = Backbone(settings.teacher, settings.teacher_weights or True).to(fabric.device)
         self.student = Student(settings, self.teacher)
-        optimizer = torch.optim.AdamW(
-            self.student.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=_fused(fabric)
+        self.bare_optimizer = torch.optim.AdamW(
+            [{"params": list(self.student.parameters()), "initial_lr": settings.lr}],
+            weight_decay=settings.weight_decay,
+            fused=fabric.device.type == "cuda",
         )
-        self.bare_optimizer = optimizer
-        self.model, self.optimizer = fabric.setup(self.student, optimizer)
+        self.model, self.optimizer = fabric.setup(self.student, self.bare_optimizer)
         self.step, self.minutes = 0, 0.0
         self.history: list[dict[str, float]] = []
         if (out / STATE).exists():
@@ -89,7 +96,7 @@ class Distiller:
                     continue
                 value = float(loss)  # waits for the device
                 now = time.monotonic()
-                self.minutes += (now - since) / 60
+                self.minutes = self.fabric.broadcast(self.minutes + (now - since) / 60)  # all end at the same step
                 speed = (self.step - first) * self.settings.batch_size * self.fabric.world_size / (now - since)
                 since, first = now, self.step
                 if not math.isfinite(value):
@@ -105,7 +112,7 @@ class Distiller:
     def _advance(self) -> Tensor:
         """One optimiser step on views that its number decides."""
         settings, device = self.settings, self.fabric.device
-        seed = hash((settings.seed, self.step, self.fabric.global_rank)) & (2**62 - 1)
+        seed = mix(settings.seed, self.step, self.fabric.global_rank)
         generator = torch.Generator(device).manual_seed(seed)
         rows = torch.randint(len(self.train), (settings.batch_size,), generator=generator, device=device)
         size = settings.sizes[seed % len(settings.sizes)]
@@ -113,7 +120,7 @@ class Distiller:
         images = self.teacher.normalize(views).contiguous(memory_format=torch.channels_last)
         with torch.no_grad(), self.fabric.autocast():
             target = self.teacher(images)
-        self._set_rate()
+        set_rate(self.bare_optimizer, rate(self.step, self._share(), settings.warmup))
         self.student.train()
         loss, _ = self.model(images, target)
         self.fabric.backward(loss)
@@ -123,16 +130,9 @@ class Distiller:
         self.step += 1
         return loss.detach()
 
-    def _set_rate(self) -> None:
-        warm = min(1.0, (self.step + 1) / max(1, self.settings.warmup))
-        for group in self.bare_optimizer.param_groups:
-            group["lr"] = self.settings.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, self._share())))
-
     def _share(self) -> float:
         """Share of the budget behind us; minutes count as of the last reading."""
-        by_steps = self.step / self.settings.steps if self.settings.steps else 0.0
-        by_time = self.minutes / self.settings.minutes if self.settings.minutes else 0.0
-        return max(by_steps, by_time)
+        return used_share(self.step, self.settings.steps, self.minutes, self.settings.minutes)
 
     def _last_step(self) -> bool:
         return self.settings.steps is not None and self.step >= self.settings.steps
@@ -160,22 +160,28 @@ class Distiller:
         body = {k: v.detach().cpu().contiguous() for k, v in self.student.backbone.body.state_dict().items()}
         write_atomically(self.out / WEIGHTS, serialise(body, metadata={"backbone": self.settings.student}))
         state = {
-            "settings": json.dumps(asdict(self.settings)),
+            "settings": to_dict(self.settings),
             "step": self.step,
             "minutes": self.minutes,
             "history": self.history,
             "student": self.student.state_dict(),
             "optimizer": self.bare_optimizer.state_dict(),
         }
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        write_atomically(self.out / STATE, buffer.getvalue())
-        summary = {"settings": asdict(self.settings), "history": self.history}
+        write_pickle(self.out / STATE, state)
+        summary = {"settings": to_dict(self.settings), "history": self.history}
         write_atomically(self.out / SUMMARY, json.dumps(summary, indent=1).encode())
 
     def _restore(self, state: Any) -> None:
-        if not isinstance(state, dict) or "student" not in state:
-            raise VatError(f"{self.out / STATE} is not a checkpoint that `vat distill` wrote.")
+        before = state.get("settings") if isinstance(state, dict) else None
+        if not isinstance(before, dict) or "student" not in state:
+            raise VatError(f"{self.out / STATE} is not a checkpoint that `vat distill` of this version wrote.")
+        now = to_dict(self.settings)
+        changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
+        if changed:
+            raise VatError(
+                f"{self.out / STATE} belongs to a distillation with other settings ({', '.join(changed)}); "
+                "resume with those it was started with, or choose another folder with --out."
+            )
         self.student.load_state_dict(state["student"])
         self.bare_optimizer.load_state_dict(state["optimizer"])
         self.step, self.minutes, self.history = state["step"], state["minutes"], state["history"]
@@ -207,7 +213,3 @@ class Student(nn.Module):
     def forward(self, images: Tensor, target: dict[int, list[Tensor]]) -> tuple[Tensor, Tensor]:
         result: tuple[Tensor, Tensor] = self.matching(self.backbone(images), target)
         return result
-
-
-def _fused(fabric: Fabric) -> bool:
-    return fabric.device.type == "cuda"

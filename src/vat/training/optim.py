@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vat.errors import VatError
-from vat.training.config import TrainingSettings
+from vat.training.config import Schedule, TrainingSettings
 
 
 def make_optimizer(network: nn.Module, settings: TrainingSettings, fused: bool) -> torch.optim.AdamW:
@@ -34,15 +34,21 @@ def make_optimizer(network: nn.Module, settings: TrainingSettings, fused: bool) 
     )
 
 
-def rate(settings: TrainingSettings, step: int, progress: float) -> float:
-    """Factor of the learning rate at a step; `progress` in [0, 1] is the used share of the budget."""
-    warm = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
-    if settings.schedule == "cosine":
-        warm *= 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return warm
+def used_share(step: int, steps: int | None, minutes: float, most_minutes: float | None) -> float:
+    """Share in [0, 1] of a budget that is behind us: of its steps or of its minutes, whichever is more."""
+    by_steps = step / steps if steps else 0.0
+    by_time = minutes / most_minutes if most_minutes else 0.0
+    return min(1.0, max(by_steps, by_time))
+
+
+def rate(step: int, used: float, warmup: int, schedule: Schedule = "cosine") -> float:
+    """Factor of the learning rate at a step, after :func:`used_share` of the budget; `warmup` is in steps."""
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return warm * 0.5 * (1 + math.cos(math.pi * used)) if schedule == "cosine" else warm
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Scale the `initial_lr` of every group."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
 

@@ -5,7 +5,6 @@ Nothing random needs saving: a step's random numbers come from (seed, step), an 
 
 from __future__ import annotations
 
-import io
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from torch import nn
 
 from vat.config import to_dict
 from vat.errors import VatError
-from vat.files import write_atomically
-from vat.tensorfile import read_pickle
+from vat.tensorfile import read_pickle, write_pickle
 from vat.training.config import Experiment
 from vat.training.optim import AveragedWeights
 
@@ -71,9 +69,7 @@ def save_state(
         "optimizer": optimizer.state_dict(),
         "ema": None if ema is None else ema.state_dict(),
     }
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    write_atomically(folder / LAST, buffer.getvalue())
+    write_pickle(folder / LAST, content)
 
 
 def load_state(

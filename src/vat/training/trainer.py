@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning import Fabric
 from torch import Tensor
@@ -22,6 +21,7 @@ from vat.errors import VatError
 from vat.files import write_atomically
 from vat.network import PairNetwork
 from vat.runner import GraphedTraining
+from vat.seeds import mix
 from vat.training.config import PRETRAINED, Experiment, dump_experiment
 from vat.training.feed import (
     Share,
@@ -33,7 +33,7 @@ from vat.training.feed import (
     worker_count,
 )
 from vat.training.journal import Journal
-from vat.training.optim import AveragedWeights, make_optimizer, rate, set_rate
+from vat.training.optim import AveragedWeights, make_optimizer, rate, set_rate, used_share
 from vat.training.report import SETTINGS, write_report
 from vat.training.safety import (
     Recent,
@@ -152,8 +152,8 @@ class Trainer:
     def step(self, batches: Iterator[Batch]) -> None:
         """One optimiser step. Nothing in it waits for the device."""
         number = self.progress.step
-        torch.manual_seed(_mix(self.settings.seed, number, self.fabric.global_rank))
-        set_rate(self.bare_optimizer, rate(self.settings, number, self._share_used()))
+        torch.manual_seed(mix(self.settings.seed, number, self.fabric.global_rank))
+        set_rate(self.bare_optimizer, rate(number, self._share_used(), self.settings.warmup, self.settings.schedule))
         losses, names = [], []
         for part in range(self.share.accumulate):
             host = next(batches)
@@ -211,7 +211,7 @@ class Trainer:
     def _image_size(self) -> int | None:
         """One of `training.scales`, drawn by the step's number alone, so that all processes agree."""
         scales = self.settings.scales
-        return scales[_mix(self.settings.seed, self.progress.step) % len(scales)] if scales else None
+        return scales[mix(self.settings.seed, self.progress.step) % len(scales)] if scales else None
 
     # -- now and then ----------------------------------------------------------------------------
 
@@ -325,9 +325,7 @@ class Trainer:
 
     def _share_used(self) -> float:
         """Share of the budget behind us. Minutes count as of the last reading, on which all agree."""
-        by_steps = self.progress.step / self.total_steps if self.total_steps else 0.0
-        by_time = self.progress.minutes / self.settings.minutes if self.settings.minutes else 0.0
-        return min(1.0, max(by_steps, by_time))
+        return used_share(self.progress.step, self.total_steps, self.progress.minutes, self.settings.minutes)
 
     def _out_of_patience(self) -> bool:
         patience = self.experiment.validation.patience
@@ -390,8 +388,3 @@ def fewest_steps(steps: int | None, epochs: float | None, epoch: int, batch_size
     if epochs is not None:
         choices.append(max(1, round(epochs * epoch / batch_size)))
     return min(choices, default=None)
-
-
-def _mix(*numbers: int) -> int:
-    """One seed from several numbers, the same on every machine."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
