@@ -168,7 +168,7 @@ def test_frames_of_a_video(place, segment):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("photos",), "Give the examples in one way"),
+        (("photos",), "There are no examples"),
         (("photos", *ONE, "--supports", "examples"), "Give the examples in one way"),
         (("photos", *ONE, "--support", "examples/dog/1.jpg"), "2 --support and 1 --mask"),
         (ONE, "Name the photos"),

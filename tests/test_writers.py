@@ -135,7 +135,7 @@ class Links(HTMLParser):
         if tag == "a":
             self.links.append(values["href"])
         if tag == "figure":
-            self.names.append((values["data-name"], json.loads(values["data-classes"])))
+            self.names.append((values["data-name"], json.loads(values["data-shares"])))
 
 
 def test_page_holds_its_pictures_and_loads_nothing():
@@ -146,7 +146,7 @@ def test_page_holds_its_pictures_and_loads_nothing():
     page = contact_sheet(tiles, ["cat", 'd"og'], "<title>")
     seen = Links()
     seen.feed(page)
-    assert seen.names == [('<b>"x".jpg', ["cat", 'd"og']), ("empty.jpg", [])]
+    assert seen.names == [('<b>"x".jpg', [["cat", 0.4], ['d"og', 0.2]]), ("empty.jpg", [])]
     assert seen.links == ["a%20b/1_overlay.jpg"]
     assert seen.lazy == ["lazy", "lazy"]
     assert all(source == "" or source.startswith("data:image/jpeg;base64,") for source in seen.sources)

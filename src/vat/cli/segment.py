@@ -210,7 +210,8 @@ def _progress(console: Console, report: Report, total: int) -> Iterator[Any]:
     from vat.predict.folder import Record
 
     started = time.perf_counter()
-    bar = Progress(BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn(), console=console, transient=True)
+    columns = BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def tell(query: Query, outcome: Record | Exception) -> None:
         if isinstance(outcome, Record):

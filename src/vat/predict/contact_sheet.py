@@ -26,12 +26,14 @@ STYLE = """
 body { font: 15px/1.4 system-ui, sans-serif; margin: 0; background: #f7f7f5; color: #222 }
 header { position: sticky; top: 0; background: #fffd; padding: .8em 1.2em; border-bottom: 1px solid #ddd; z-index: 1 }
 h1 { font-size: 1.1em; margin: 0 0 .4em }
-header label, header input, header select { margin-right: 1em; font: inherit }
+header form { display: flex; flex-wrap: wrap; gap: .5em 1em; align-items: center }
+header input, header select { font: inherit; max-width: 100% }
+header label { white-space: nowrap }
 i { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .35em }
-main { display: flex; flex-wrap: wrap; gap: 12px; padding: 1.2em }
-figure { margin: 0; width: 240px; background: #fff; border: 1px solid #ddd; content-visibility: auto;
+main { display: grid; grid-template-columns: repeat(auto-fill, min(242px, 50vw - 2em)); gap: 12px; padding: 1.2em }
+figure { margin: 0; background: #fff; border: 1px solid #ddd; content-visibility: auto;
   contain-intrinsic-size: 240px 260px }
-figure img { display: block; margin: auto; max-width: 240px; height: auto }
+figure img { display: block; margin: auto; max-width: 100%; height: auto }
 figcaption { padding: .4em .6em; font-size: .85em; overflow-wrap: anywhere }
 small { color: #666; display: block }
 [hidden] { display: none }
@@ -41,22 +43,22 @@ SCRIPT = """
 const tiles = [...document.querySelectorAll('figure')], main = document.querySelector('main');
 const text = document.getElementById('text'), order = document.getElementById('order');
 const boxes = [...document.querySelectorAll('header input[type=checkbox]')];
+const shares = new Map(tiles.map(tile => [tile, new Map(JSON.parse(tile.dataset.shares))]));
+const place = tile => Number(tile.dataset.place);
 function show() {
   const wanted = boxes.filter(box => box.checked).map(box => box.value), words = text.value.toLowerCase();
+  const area = tile => [...shares.get(tile)].reduce(
+    (sum, [name, share]) => sum + (wanted.length && !wanted.includes(name) ? 0 : share), 0);
   let count = 0;
   for (const tile of tiles) {
-    const has = JSON.parse(tile.dataset.classes);
-    tile.hidden = !(tile.dataset.name.includes(words) && wanted.every(name => has.includes(name)));
+    tile.hidden = !(tile.dataset.name.includes(words) && wanted.every(name => shares.get(tile).has(name)));
     count += !tile.hidden;
   }
-  document.getElementById('count').textContent = count + ' of ' + tiles.length;
-}
-function sort() {
-  const by = order.value;
-  tiles.sort((a, b) => by === 'name' ? a.dataset.place - b.dataset.place : b.dataset.share - a.dataset.share);
+  document.getElementById('count').textContent = count + ' of ' + tiles.length + ' shown';
+  tiles.sort((a, b) => (order.value === 'area' ? area(b) - area(a) : 0) || place(a) - place(b));
   main.append(...tiles);
 }
-text.oninput = show; order.onchange = sort; boxes.forEach(box => box.onchange = show); show();
+text.oninput = order.onchange = show; boxes.forEach(box => box.onchange = show); show();
 """
 
 
@@ -82,10 +84,10 @@ def thumbnail(result: Segmentation) -> bytes:
 
 
 def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> str:
-    """The page: tiles to filter by class and name, in the order given or by the area found."""
+    """The page: tiles to filter by class and name, in the order given or by the area of the classes chosen."""
     figures = "\n".join(_figure(place, tile) for place, tile in enumerate(tiles))
     boxes = "".join(
-        f'<label><input type="checkbox" value="{escape(name)}"><i style="background:rgb{colour(number)}"></i>'
+        f'<label><input type="checkbox" value="{escape(name)}"> <i style="background:rgb{colour(number)}"></i>'
         f"{escape(name)}</label>"
         for number, name in enumerate(classes)
     )
@@ -93,10 +95,10 @@ def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> 
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{escape(title)}</title><style>{STYLE}</style></head>
 <body><header><h1>{escape(title)} <small id="count"></small></h1>
-<input id="text" type="search" placeholder="name" aria-label="Show names with this text">
+<form onsubmit="return false"><input id="text" type="search" placeholder="name" aria-label="Show names with this text">
 <select id="order" aria-label="Order"><option value="name">by name</option>
-<option value="area">by area</option></select>
-{boxes}</header>
+<option value="area">largest area first</option></select>
+<span>Photos with</span>{boxes}</form></header>
 <main>
 {figures}
 </main>
@@ -107,13 +109,12 @@ def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> 
 def _figure(place: int, tile: Tile) -> str:
     present = {name: share for name, share in tile.shares.items() if share > 0}
     listed = ", ".join(f"{name} {share:.1%}" for name, share in present.items()) or "nothing found"
-    names = json.dumps(list(present))
+    shares = json.dumps(list(present.items()))
     data = base64.b64encode(tile.picture).decode()
     picture = f'<img loading="lazy" alt="{escape(tile.name)}" src="data:image/jpeg;base64,{data}">'
     if tile.link is not None:
         picture = f'<a href="{escape(quote(tile.link))}">{picture}</a>'
-    share, name = sum(present.values()), escape(tile.name.lower())
     return (
-        f'<figure data-place="{place}" data-share="{share:.6f}" data-name="{name}" data-classes="{escape(names)}">'
+        f'<figure data-place="{place}" data-name="{escape(tile.name.lower())}" data-shares="{escape(shares)}">'
         f"{picture}<figcaption>{escape(tile.name)}<small>{escape(listed)}</small></figcaption></figure>"
     )

@@ -50,12 +50,16 @@ def side_by_side(left: Image.Image, right: Image.Image) -> tuple[Image.Image, fl
     return canvas, scale
 
 
-def draw_match(canvas: Image.Image, start: np.ndarray, end: np.ndarray, rgb: tuple[int, int, int]) -> None:
-    """A line between two points (x, y), with a disc edged in white at both ends."""
+def draw_match(
+    canvas: Image.Image, start: np.ndarray, end: np.ndarray, rgb: tuple[int, int, int], sure: bool = True
+) -> None:
+    """A line between two points (x, y), with a disc edged in white at both ends; thin, with rings, if it is unsure."""
     draw, width = ImageDraw.Draw(canvas), line_width(canvas)
-    draw.line([*start, *end], fill=rgb, width=width)
+    draw.line([*start, *end], fill=rgb, width=width if sure else 1)
+    white = (255, 255, 255)
+    discs = [(3 * width, white), (2 * width, rgb)] if sure else [(2 * width, rgb), (1.2 * width, white)]
     for x, y in (start, end):
-        for radius, fill in ((3 * width, (255, 255, 255)), (2 * width, rgb)):
+        for radius, fill in discs:
             draw.ellipse([x - radius, y - radius, x + radius, y + radius], fill=fill)
 
 

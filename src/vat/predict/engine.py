@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from vat.builtin import is_builtin
+from vat.builtin import BUILTIN, is_builtin
 from vat.checkpoint import load
 from vat.errors import VatError
 from vat.images import ImageLike, read_image, to_tensor
@@ -43,9 +43,10 @@ class Engine:
         self.name = str(model) if is_builtin(model) else None
         self.device = choose_device(device)
         self.dtype = choose_precision(precision, self.device)
-        network = model if isinstance(model, PairNetwork) else load(model)
+        network = model if isinstance(model, PairNetwork) else _load(model)
         if network.config.task != task:
-            raise VatError(f"This model is for {network.config.task}; for {task} another one is needed.")
+            title = "This model" if isinstance(model, PairNetwork) else f"The model '{os.fspath(model)}'"
+            raise VatError(f"{title} is for {network.config.task}; for {task} take another one (see `vat models`).")
         self.network = _on_device(network, self.device)
         self.image_size = network.config.image_size if image_size is None else image_size
         if not MIN_SIDE <= self.image_size <= MAX_SIDE:
@@ -143,6 +144,13 @@ def shrink_mask(mask: np.ndarray, side: int) -> Tensor:
     values = torch.from_numpy(np.ascontiguousarray(mask)).float()[None]
     nearest = transforms.resize(values, [side, side], transforms.InterpolationMode.NEAREST)
     return nearest[0] if nearest.any() else F.adaptive_max_pool2d(values, side)[0]
+
+
+def _load(model: str | os.PathLike[str]) -> PairNetwork:
+    if not is_builtin(model) and not os.path.exists(model):
+        names = ", ".join(BUILTIN)
+        raise VatError(f"There is no file or built-in model '{os.fspath(model)}'; the built-in ones are: {names}.")
+    return load(model)
 
 
 def _on_device(network: PairNetwork, device: torch.device) -> PairNetwork:

@@ -44,7 +44,9 @@ class Examples:
     ) -> Examples:
         """Exactly one of the three ways to give examples."""
         ways = [bool(images or masks), supports is not None, fitted is not None]
-        if sum(ways) != 1:
+        if not any(ways):
+            raise VatError("There are no examples: give --support with --mask, --supports, or --fitted.")
+        if sum(ways) > 1:
             raise VatError("Give the examples in one way: --support with --mask, --supports, or --fitted.")
         if fitted is not None and (model is not None or size is not None):
             raise VatError(f"{fitted} belongs to the model and size it was made with; leave --model and --size out.")

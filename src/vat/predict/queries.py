@@ -54,7 +54,11 @@ def find_queries(sources: Sequence[str | Path], *, exclude: Iterable[Path] = (),
     for source in sources:
         for path in _expand(str(source)):
             roots.append(path if path.is_dir() else path.parent)
-            found |= dict.fromkeys(_search(path, passed_over) if path.is_dir() else [path])
+            inside = _search(path, passed_over) if path.is_dir() else [path]
+            if not inside:
+                kinds = ", ".join(IMAGE_SUFFIXES[:5])
+                raise VatError(f"The folder '{source}' holds no photo or video ({kinds}, ...).")
+            found |= dict.fromkeys(inside)
     root = _common(roots)
     names = [path.relative_to(root).as_posix() for path in found]
     queries: list[Query] = []
@@ -96,8 +100,6 @@ def _search(folder: Path, passed_over: set[Path]) -> list[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith(".") and here / name not in passed_over)
         paths = (here / name for name in sorted(files) if not name.startswith("."))
         found += [path for path in paths if _is_picture(path) and path not in passed_over]
-    if not found:
-        raise VatError(f"The folder '{folder}' holds no photo or video ({', '.join(IMAGE_SUFFIXES[:5])}, ...).")
     return found
 
 

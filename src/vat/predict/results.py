@@ -23,6 +23,7 @@ from vat.files import write_atomically
 from vat.images import encoded, read_image
 from vat.predict.drawing import colour, draw_match, palette, side_by_side, tint
 
+UNSURE = 0.4  # matches of less confidence are drawn thin
 MESH_CELLS = 64  # a warped picture is pieced together from about as many patches a side
 
 
@@ -169,10 +170,11 @@ class Match:
         return self.source.transform((width, height), Image.Transform.MESH, mesh, Image.Resampling.BILINEAR)
 
     def picture(self) -> Image.Image:
-        """Source and target side by side, a line from every point to its match, the surer on top."""
+        """Source and target side by side, lines from points to matches, the surer on top and the unsure thin."""
         canvas, scale = side_by_side(self.source, self.target)
         for i in np.argsort(self.confidence):
-            draw_match(canvas, self.points[i], self.matched[i] * scale + [self.source.width, 0], colour(int(i)))
+            end = self.matched[i] * scale + [self.source.width, 0]
+            draw_match(canvas, self.points[i], end, colour(int(i)), sure=self.confidence[i] >= UNSURE)
         return canvas
 
     def as_dict(self) -> dict[str, Any]:

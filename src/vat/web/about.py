@@ -19,7 +19,7 @@ def about(name: str, network: PairNetwork) -> str:
     purpose = builtin.BUILTIN.get(name, f"{network.config.task}, {network.config.image_size} px")
     lines = [f"**{name}**: {purpose}; {millions:.1f} million parameters, family `{network.family}`."]
     notes = notes_of(name) if builtin.is_builtin(name) else {}  # of a file only its name is known here
-    lines += [f"{key.replace('_', ' ').capitalize()}: {_words(value)}." for key, value in notes.items()]
+    lines += [f"{key.replace('_', ' ').capitalize()}: {_words(value).rstrip('.')}." for key, value in notes.items()]
     return "\n\n".join(lines if TRAINED_ON in notes else [*lines, UNKNOWN])
 
 
