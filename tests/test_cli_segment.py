@@ -182,6 +182,7 @@ def test_frames_of_a_video(place, segment):
         (("photos", *ONE, "--scales", "1,x"), "--scales is '1,x'"),
         (("photos", *ONE, "--threshold", "2"), "--threshold"),
         (("photos", *ONE, "--device", "tpu"), "tpu"),
+        (("photos", *ONE, "--model", "absent"), "no file or built-in model 'absent'"),
         (("photos", *ONE, "--out", "photos"), "among the photos"),
         (("photos", *ONE, "--out", "photos/3.jpg/masks"), "cannot be written to"),
         (("photos/b/c/2.png", *ONE, "--out", "photos/b/c"), "would overwrite"),
@@ -193,6 +194,11 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(place, segment, arguments, se
     before = files(place)
     assert sentence in segment(*arguments, code=2)
     assert files(place) == before
+
+
+def test_an_empty_folder_is_named_as_it_was_given(place, segment):
+    (place / "empty").mkdir()
+    assert "The folder 'empty' holds no photo" in segment("empty", *ONE, code=2)
 
 
 def many(place, count):
