@@ -22,7 +22,7 @@ lint: $(READY)
 	@$(BIN)/mypy
 
 test: lint
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(READY)
 	@$(BIN)/python -m pytest -q -m slow

@@ -5,11 +5,11 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from command import run as run
 from small import LEVELS, STAGES
 from vat.bench import Case, run_case
 from vat.bench.device import measure_limits
@@ -95,13 +95,10 @@ def test_grids_grow_without_growing_the_tokens():
         assert level.out_grid() == (32, 8)
 
 
-def test_the_command_writes_its_report(tmp_path):
-    vat = Path(sys.executable).parent / "vat"
-    arguments = ["bench", "vat_resnet18.fss", "--device", "cpu", "--precision", "float32", "--backends", "fast"]
-    arguments += ["--modes", "inference", "--size", "64", "--repeats", "1", "--json", "--out", str(tmp_path)]
-    done = subprocess.run([vat, *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_the_command_writes_its_report(run, tmp_path):
+    arguments = ["--device", "cpu", "--precision", "float32", "--backends", "fast", "--modes", "inference"]
+    arguments += ["--set", "backbone=test_resnet", "--size", 64, "--repeats", 1, "--json", "--out", tmp_path]
+    report = json.loads(run("bench", "prototype_resnet50.cosine", *arguments))
     assert report["results"][0]["seconds"] > 0
     assert json.loads((tmp_path / "bench.json").read_text()) == report
     assert "vat" in report["versions"]
