@@ -112,8 +112,10 @@ def test_convert_as_json(tmp_path, run, models):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_for_this_command(shell):
-    assert "_VAT_COMPLETE" in installed("--show-completion", shell)
+def test_completion_scripts_are_for_this_command(shell, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # whatever shell started the tests
+    script = installed("--show-completion", shell)
+    assert f"_VAT_COMPLETE=complete_{shell}" in script
 
 
 def test_completion_knows_options_and_built_in_models(monkeypatch):

@@ -155,6 +155,11 @@ def test_mistakes_are_told_in_one_sentence(folder, tmp_path):
     (tmp_path / "other.npz").write_bytes(b"no archive")
     with pytest.raises(VatError, match="not a file that"):
         Segmenter(folder).load(tmp_path / "other.npz")
+    Segmenter(folder).fit(image, mask).save(tmp_path / "fitted.npz")
+    with np.load(tmp_path / "fitted.npz") as stored:
+        np.savez(tmp_path / "other.npz", **{**stored, "owners": np.array([3])})
+    with pytest.raises(VatError, match="not a file that"):
+        Segmenter(folder).load(tmp_path / "other.npz")
 
 
 def test_a_changed_graph_is_noticed(folder, tmp_path):

@@ -40,7 +40,17 @@ def save(
     by name and checks that they are the same. `dtype` stores floating tensors in another precision (float16 halves
     the file). The file appears whole or not at all.
     """
-    path = Path(path)
+    write_atomically(Path(path), packed(model, include_backbone=include_backbone, dtype=dtype, notes=notes))
+
+
+def packed(
+    model: PairNetwork,
+    *,
+    include_backbone: bool = True,
+    dtype: torch.dtype | None = None,
+    notes: dict[str, Any] | None = None,
+) -> bytes:
+    """The content of the file that :func:`save` writes."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     description: dict[str, Any] = {
         "format": FORMAT,
@@ -56,7 +66,7 @@ def save(
     if dtype is not None:
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     description["sha256"] = checksum(tensors)
-    write_atomically(path, serialise(tensors, metadata={"vat": json.dumps(description)}))
+    return serialise(tensors, metadata={"vat": json.dumps(description)})
 
 
 def load(path_or_name: str | os.PathLike[str], device: str | torch.device = "cpu") -> PairNetwork:

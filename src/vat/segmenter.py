@@ -25,7 +25,7 @@ from vat.network import PairNetwork
 from vat.predict.encodings import Encoding
 from vat.predict.engine import Engine, read_pixels
 from vat.predict.fitted import Fitted, read_fitted, save_fitted
-from vat.predict.masks import MaskLike, aligned_mask, describe
+from vat.predict.masks import MaskLike, example_mask
 from vat.predict.results import Segmentation
 from vat.predict.supports import MAX_CLASSES, as_examples
 from vat.predict.tiles import Tiles, Views, class_scores
@@ -138,12 +138,8 @@ class Segmenter:
         self.engine.forget()
 
     def _encode(self, name: str, image: ImageLike, mask: MaskLike) -> Encoding:
-        size = image_size(image)
-        subject = describe(mask)
-        if subject == describe({}) and isinstance(image, str | os.PathLike):
-            subject = f"The mask of '{os.fspath(image)}'"
-        found = aligned_mask(mask, size, label=name, name=subject)
-        return self.engine.encode_example(read_pixels(image, self.engine.image_size), found)
+        inside = example_mask(image, mask, name)
+        return self.engine.encode_example(read_pixels(image, self.engine.image_size), inside)
 
     # -- predictions -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vat import builtin
 from vat.cli.options import Half, Json, Size, model_names
 from vat.errors import VatError
 
@@ -47,7 +48,6 @@ def models(
 
 
 def _builtin_rows(pattern: str) -> list[dict[str, Any]]:
-    from vat import builtin
     from vat.checkpoint import describe
 
     rows = []
@@ -73,15 +73,13 @@ def _row(name: str, family: str, config: dict[str, Any], built_in: bool) -> dict
 
 def open_model(name_or_file: str) -> PairNetwork:
     """A built-in model, one from a checkpoint file, or one by name (untrained)."""
-    from vat import builtin
-    from vat.checkpoint import load
+    known = builtin.is_builtin(name_or_file) or Path(name_or_file).exists()
+    if not known and name_or_file.endswith((".pt", ".pth", ".safetensors")):
+        raise VatError(f"There is no file {name_or_file}.")
+    from vat.checkpoint import load  # which takes seconds to import
     from vat.zoo import create_model
 
-    if builtin.is_builtin(name_or_file) or Path(name_or_file).exists():
-        return load(name_or_file)
-    if name_or_file.endswith((".pt", ".pth", ".safetensors")):
-        raise VatError(f"There is no file {name_or_file}.")
-    return create_model(name_or_file).eval()
+    return load(name_or_file) if known else create_model(name_or_file).eval()
 
 
 def info(
@@ -98,10 +96,10 @@ def info(
 
     Example: vat info vat-mini
     """
+    network = open_model(model)
     from vat.checkpoint import notes_of
     from vat.summary import human, summarize
 
-    network = open_model(model)
     summary = summarize(network, size)
     if as_json:
         print(json.dumps({"model": model, **summary.as_dict()}, indent=1))

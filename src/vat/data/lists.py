@@ -1,4 +1,4 @@
-"""Split lists: the published ones read from a folder, and the helpers to derive and cache our own.
+"""Split lists: the published ones read from a folder, and how our own are derived and cached.
 
 Layout of the folder (as the common repositories ship it):
 

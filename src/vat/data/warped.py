@@ -28,6 +28,7 @@ from vat.images import IMAGE_SUFFIXES, read_image, to_tensor
 
 POINTS = 20
 """Key points of a pair, drawn among the cells with a flow."""
+LEAST_VALID = 0.25  # of the cells; pairs that show less of the same are drawn again
 
 
 class PhotoSource(PairSource):
@@ -98,15 +99,29 @@ class WarpedPairs(Dataset[dict[str, Any]]):
             raise IndexError(index)
         rng = np.random.default_rng([self.seed, index])
         row = int(rng.integers(len(self.source.paths))) if self.mode == "train" else index % len(self.source.paths)
-        photo = self._photo(row)
+        target, source, flow, valid = self._views(self._photo(row), rng)
+        name = self.source.paths[row].name
+        return self._points(flow, valid, rng) | {
+            "target": target,
+            "source": source,
+            "flow": flow,
+            "valid": valid,
+            "pck_threshold": torch.tensor(float(self.image_size)),
+            "class_id": torch.tensor(0),
+            "category": "photo",
+            "levels": {level: torch.tensor(-1) for level in LEVELS},
+            "index": torch.tensor(index),
+            "target_name": name,
+            "source_name": name,
+        }
+
+    def _views(self, photo: torch.Tensor, rng: np.random.Generator) -> tuple[torch.Tensor, ...]:
+        """Target and source uint8 [3, S, S], the flow [2, grid, grid] between them, and where it is valid."""
         while True:
-            to_photo, from_target, bending = (
-                random_projection(rng),
-                random_projection(rng),
-                random_bending(rng, self.bend),
-            )
+            to_photo, from_target = random_projection(rng), random_projection(rng)
+            bending = random_bending(rng, self.bend)
             flow, valid = warped_flow(from_target, bending, to_photo, self.grid)
-            if valid.float().mean() > 0.25:
+            if valid.float().mean() > LEAST_VALID:
                 break
         size = self.image_size
         target_grid = apply(from_target, pixel_grid(size)) + bend_at(bending, size)
@@ -119,20 +134,7 @@ class WarpedPairs(Dataset[dict[str, Any]]):
         )
         with seeded(int(rng.integers(2**62))):
             target, source = (self._jitter(tv_tensors.Image(v.round().to(torch.uint8))) for v in views)
-        name = self.source.paths[row].name
-        return self._points(flow, valid, rng) | {
-            "target": target.as_subclass(torch.Tensor),
-            "source": source.as_subclass(torch.Tensor),
-            "flow": flow,
-            "valid": valid,
-            "pck_threshold": torch.tensor(float(size)),
-            "class_id": torch.tensor(0),
-            "category": "photo",
-            "levels": {level: torch.tensor(-1) for level in LEVELS},
-            "index": torch.tensor(index),
-            "target_name": name,
-            "source_name": name,
-        }
+        return target.as_subclass(torch.Tensor), source.as_subclass(torch.Tensor), flow, valid
 
     def _points(self, flow: torch.Tensor, valid: torch.Tensor, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         cells = valid.nonzero()  # y, x

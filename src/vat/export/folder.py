@@ -144,12 +144,24 @@ def _appearing(folder: Path) -> Iterator[Path]:
     try:
         yield building
         building.chmod(0o755)
-        if folder.exists():
-            replaced = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-            os.replace(folder, replaced)
-            os.replace(building, folder)
-            shutil.rmtree(replaced)
-        else:
-            os.replace(building, folder)
+        try:
+            _put(building, folder)
+        except OSError as error:
+            raise VatError(f"'{folder}' cannot be written: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _put(building: Path, folder: Path) -> None:
+    """Rename a folder to its place; what was there before goes away last."""
+    if not folder.exists():
+        os.replace(building, folder)
+        return
+    replaced = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    os.replace(folder, replaced)
+    try:
+        os.replace(building, folder)
+    except OSError:
+        os.replace(replaced, folder)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)

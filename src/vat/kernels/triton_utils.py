@@ -60,7 +60,7 @@ def _widening(dot: Any) -> Any:
 def _patching_once(call: Any) -> Any:
     """A call of one kernel function by another, at which the interpreter replaces Triton's whole vocabulary.
 
-    Doing that once per module is enough, and makes kernels with helper functions run twice as fast.
+    Doing that once per module is enough, and makes kernels of several functions run twice as fast.
     """
     patched: set[str] = set()
 

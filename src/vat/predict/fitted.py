@@ -14,7 +14,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from vat import builtin
-from vat.checkpoint import checksum, describe, load, save
+from vat.checkpoint import checksum, describe, load, packed
 from vat.errors import VatError
 from vat.files import write_atomically
 from vat.network import PairNetwork
@@ -136,10 +136,7 @@ def _known(description: dict[str, Any], path: Path) -> str:
 
 def _as_tensor(network: PairNetwork) -> Tensor:
     """The checkpoint file of a network as bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.safetensors"
-        save(network, file)
-        return torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(packed(network)), dtype=torch.uint8)
 
 
 def _from_tensor(content: Tensor) -> PairNetwork:

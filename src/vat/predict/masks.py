@@ -12,13 +12,13 @@ import binascii
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from PIL import Image
 
 from vat.errors import VatError
-from vat.images import MAX_PIXELS, ImageLike, is_tensor, read_mask
+from vat.images import MAX_PIXELS, ImageLike, image_size, is_tensor, read_mask
 
 MaskLike: TypeAlias = ImageLike | dict[str, Any] | list[Any]
 """A picture in any form; {"size", "counts"}; [[x, y, x, y, ...], ...]; a JSON file of these; labelme's dict or file."""
@@ -64,9 +64,21 @@ def aligned_mask(mask: MaskLike, size: Size, label: str | None = None, name: str
     return found
 
 
+def example_mask(image: ImageLike, mask: MaskLike, label: str) -> np.ndarray:
+    """:func:`aligned_mask` of a class on a photo; sentences name the file of the mask, or else that of the photo."""
+    name = describe(mask)
+    if not _is_path(mask) and _is_path(image):
+        name = f"The mask of '{os.fspath(image)}'"
+    return aligned_mask(mask, image_size(image), label, name)
+
+
 def describe(mask: MaskLike) -> str:
     """A mask as the subject of a sentence."""
-    return f"The mask '{os.fspath(mask)}'" if isinstance(mask, str | os.PathLike) else "The mask"
+    return f"The mask '{os.fspath(mask)}'" if _is_path(mask) else "The mask"
+
+
+def _is_path(value: Any) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(value, str | os.PathLike)
 
 
 def read_json(path: Any) -> Any:
@@ -145,7 +157,7 @@ def labelme_shapes(content: Any, name: str = "The mask") -> list[dict[str, Any]]
 
 
 def _is_json(mask: MaskLike) -> bool:
-    return isinstance(mask, str | os.PathLike) and Path(mask).suffix.lower() == ".json"
+    return _is_path(mask) and Path(mask).suffix.lower() == ".json"
 
 
 def _from_picture(mask: Any) -> np.ndarray:
@@ -159,7 +171,7 @@ def _is_jpeg(mask: Any) -> bool:
         return mask.startswith(b"\xff\xd8")
     if isinstance(mask, Image.Image):
         return mask.format == "JPEG"
-    return isinstance(mask, str | os.PathLike) and Path(mask).suffix.lower() in (".jpg", ".jpeg")
+    return _is_path(mask) and Path(mask).suffix.lower() in (".jpg", ".jpeg")
 
 
 def _check_size(height: int, width: int, name: str) -> None:

@@ -86,7 +86,7 @@ def read_supports(path: str | os.PathLike[str]) -> Supports:
 
 
 def _from_folder(folder: Path) -> Supports:
-    photos = find_photos(folder)
+    photos = find_pairs(folder)
     supports: Supports = {}
     if photos:
         _add_pairs(supports, photos, folder.resolve().name)
@@ -96,11 +96,11 @@ def _from_folder(folder: Path) -> Supports:
     if supports:
         return supports
     for child in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
-        _add_pairs(supports, find_photos(child), child.name)
+        _add_pairs(supports, find_pairs(child), child.name)
     return supports
 
 
-def find_photos(folder: Path) -> dict[Path, Path]:
+def find_pairs(folder: Path) -> dict[Path, Path]:
     """The photos of a folder, sorted, each with the file of its mask; files without one are no examples."""
     files = sorted(f for f in folder.iterdir() if f.is_file() and not f.name.startswith("."))
     pictures = {file for file in files if file.suffix.lower() in IMAGE_SUFFIXES}

@@ -59,14 +59,17 @@ class ModelFolder:
             raise VatError(f"The model in '{path}' is for {found.task}, not for {task}.")
         return found
 
-    def graph_file(self, name: str) -> Path:
-        """The ONNX file of a graph, whole and unchanged."""
+    def checksum(self, graph: str) -> str:
+        """SHA-256 of a graph's ONNX file, as `model.json` has it."""
         try:
-            file = str(self.graphs[name]["file"])
-            expected = self.files[file]["sha256"]
+            return str(self.files[self.graphs[graph]["file"]]["sha256"])
         except (KeyError, TypeError):
             raise VatError(f"'{self.path / DESCRIPTION}' is damaged; export the model again.") from None
-        path = self.path / file
+
+    def graph_file(self, name: str) -> Path:
+        """The ONNX file of a graph, whole and unchanged."""
+        expected = self.checksum(name)
+        path = self.path / str(self.graphs[name]["file"])
         try:
             content = path.read_bytes()
         except OSError:

@@ -13,7 +13,7 @@ import numpy as np
 from vat.errors import VatError
 from vat.files import write_atomically
 from vat.images import ImageLike, image_size
-from vat.predict.masks import MaskLike, aligned_mask
+from vat.predict.masks import MaskLike, example_mask
 from vat.predict.results import Segmentation
 from vat.predict.supports import as_examples
 from vat.runtime.folder import ModelFolder
@@ -77,7 +77,7 @@ class Segmenter:
         return self
 
     def _encode(self, name: str, image: ImageLike, mask: MaskLike) -> Features:
-        inside = aligned_mask(mask, image_size(image), label=name)
+        inside = example_mask(image, mask, name)
         pixels = network_input(image, self.model.image_size, self.model.mean, self.model.std)
         feed = {"images": pixels, "masks": shrink_mask(inside, self.model.image_size)}
         names = [output.name for output in self._support.get_outputs()]
@@ -124,8 +124,8 @@ class Segmenter:
             raise VatError("Nothing was learnt yet: call fit with labelled examples first.")
         content = io.BytesIO()
         arrays: dict[str, Any] = {f"features/{name}": values for name, values in self._features.items()}
-        model = self.model.files[self.model.graphs["support"]["file"]]["sha256"]
-        arrays |= {"classes": np.array(self._classes), "owners": self._owners, "model": np.array(model)}
+        model = np.array(self.model.checksum("support"))
+        arrays |= {"classes": np.array(self._classes), "owners": self._owners, "model": model}
         np.savez(content, **arrays)
         write_atomically(Path(file), content.getvalue())
 
@@ -134,13 +134,16 @@ class Segmenter:
         try:
             with np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            model, classes, owners = str(arrays.pop("model")), arrays.pop("classes"), arrays.pop("owners")
+            model, classes, owners = str(arrays.pop("model")), arrays.pop("classes").tolist(), arrays.pop("owners")
             features = {name.removeprefix("features/"): values for name, values in arrays.items()}
+            lengths = {len(values) for values in (owners, *features.values())}
+            if lengths != {len(owners)} or set(owners.tolist()) != set(range(len(classes))):
+                raise ValueError("examples without a class, or classes without an example")
         except FileNotFoundError:
             raise VatError(f"There is no file '{file}'.") from None
         except Exception:  # damaged archives raise many types
             raise VatError(f"'{file}' is not a file that vat.runtime.Segmenter.save wrote.") from None
-        if model != self.model.files[self.model.graphs["support"]["file"]]["sha256"]:
+        if model != self.model.checksum("support"):
             raise VatError(f"'{file}' was made with another model than '{self.model.path}'; fit the examples again.")
-        self._classes, self._owners, self._features = tuple(classes.tolist()), owners, features
+        self._classes, self._owners, self._features = tuple(classes), owners, features
         return self
