@@ -1,6 +1,6 @@
 """Brings docs/guide.md up to date: runs its commands again and puts in what they print and the pictures they make.
 
-    python docs/make_guide.py             # all of it, in a temporary folder
+    python docs/make_guide.py             # all of it, in a temporary folder; about six minutes on a CPU
     python docs/make_guide.py --check     # change nothing; fail if a command of the guide fails
 
 Every ```console block is run in order, in one folder with photos drawn by `vat.data.synthetic`; what follows a line
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ DOCS = Path(__file__).resolve().parent
 GUIDE = DOCS / "guide.md"
 CLASSES = {"butterfly": 3, "fish": 6}
 SIDE = 480
-LONGEST = 26
+LONGEST = 34
 """Lines of output that the guide shows of one command."""
 
 BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
@@ -57,9 +58,9 @@ def rerun(block: str, folder: Path) -> str:
 
 
 def output(command: str, folder: Path) -> str:
-    print(f"$ {command}", file=sys.stderr)
     path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
-    environment = os.environ | {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb", "PATH": path}
+    environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "PATH": path}
+    started = time.perf_counter()
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
@@ -69,6 +70,7 @@ def output(command: str, folder: Path) -> str:
         stderr=subprocess.STDOUT,
         timeout=900,
     )
+    print(f"{time.perf_counter() - started:4.0f} s  $ {command}", file=sys.stderr)
     if done.returncode != 0:
         sys.exit(f"The command failed with exit code {done.returncode}:\n{command}\n{done.stdout}")
     lines = [line.rstrip().replace(f"{folder}/", "") for line in done.stdout.strip("\n").splitlines()]
