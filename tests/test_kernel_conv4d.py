@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernel_device import device as device
 from vat.errors import VatError
 from vat.kernels.conv4d import center_pivot_conv, center_pivot_conv_reference
-from vat.kernels.triton_utils import interpreted
-
-INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 
 conv: Callable[..., Tensor] = center_pivot_conv
 reference: Callable[..., Tensor] = center_pivot_conv_reference
@@ -31,18 +27,6 @@ CASES = {
     "more tokens than a program sums": (3, (5, 4), (5, 6), (1, 1), 2, 16, 3, True),
     "few channels, channels last": (1, (5, 3), (3, 5), (2, 2), 4, 16, 3, False),
 }
-
-
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("interpreter", marks=INTERPRETER),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with interpreted() if request.param == "interpreter" else nullcontext():
-        yield "cuda" if request.param == "cuda" else "cpu"
 
 
 def inputs(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], tuple[int, int]]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernel_device import device as device
 from vat.errors import VatError
 from vat.kernels import correlation
 from vat.kernels.correlation import pooled_correlation, pooled_correlation_reference
-from vat.kernels.triton_utils import interpreted
-
-INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 
 # batch, layers, query grid, support grid, channels, (query stride, support stride)
 CASES = {
@@ -29,18 +23,6 @@ CASES = {
     "one pixel": (1, 1, (1, 1), (1, 1), 16, (2, 4)),
     "stride 3, without a kernel": (1, 2, (7, 5), (4, 8), 12, (3, 3)),
 }
-
-
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("interpreter", marks=INTERPRETER),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with interpreted() if request.param == "interpreter" else nullcontext():
-        yield "cuda" if request.param == "cuda" else "cpu"
 
 
 def features(case: str, device: str = "cpu") -> tuple[Tensor, Tensor, tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
@@ -10,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_device import DEVICES
 from vat.errors import VatError
 from vat.kernels.layer_norm import layer_norm, layer_norm_reference
 from vat.kernels.mlp import mlp_block, mlp_block_reference
 from vat.kernels.triton_utils import interpreted
 
-INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 Function = Callable[..., Tensor]
 
 # tokens, width, hidden
@@ -27,13 +26,7 @@ CASES = {
 }
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("interpreter", marks=INTERPRETER),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     with interpreted() if request.param == "interpreter" else nullcontext():
         if request.param == "interpreter":

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernel_device import device as device
 from vat.errors import VatError
 from vat.kernels.norm import (
     group_norm_relu,
@@ -18,9 +17,7 @@ from vat.kernels.norm import (
     group_norm_relu_pool_reference,
     group_norm_relu_reference,
 )
-from vat.kernels.triton_utils import interpreted
 
-INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 EPS = 1e-5
 
 # shape [B, Hq, Wq, Hs, Ws, C], groups, stride of the pooling
@@ -32,18 +29,6 @@ CASES = {
     "one token": ((1, 1, 1, 1, 1, 16), 2, 2),
     "nothing pooled": ((2, 2, 2, 3, 3, 8), 1, 1),
 }
-
-
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("interpreter", marks=INTERPRETER),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with interpreted() if request.param == "interpreter" else nullcontext():
-        yield "cuda" if request.param == "cuda" else "cpu"
 
 
 def inputs(shape: tuple[int, ...], device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -12,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_device import device as device
 from vat.errors import VatError
 from vat.kernels import window_attention as module
-from vat.kernels.triton_utils import interpreted
 from vat.kernels.window_attention import Axes, window_attention, window_attention_reference
-
-INTERPRETER = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
 
 # batch, grid, window, shift, heads, width of a head
 CASES: dict[str, tuple[int, Axes, Axes, Axes, int, int]] = {
@@ -30,18 +25,6 @@ CASES: dict[str, tuple[int, Axes, Axes, Axes, int, int]] = {
     "two dimensions": (1, (13, 8, 1, 1), (8, 8, 1, 1), (4, 4, 0, 0), 1, 48),
     "81 tokens, blocks of padding alone": (1, (4, 3, 3, 3), (3, 3, 3, 3), (2, 1, 1, 1), 1, 16),
 }
-
-
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("interpreter", marks=INTERPRETER),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with interpreted() if request.param == "interpreter" else nullcontext():
-        yield "cuda" if request.param == "cuda" else "cpu"
 
 
 def problem(

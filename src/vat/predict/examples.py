@@ -73,18 +73,18 @@ class Examples:
 
     def files(self) -> list[Path]:
         """All files that must not be overwritten."""
-        parts = (_file(part) for pairs in self.pairs.values() for pair in pairs for part in pair)
+        parts = (as_file(part) for pairs in self.pairs.values() for pair in pairs for part in pair)
         return [part for part in parts if isinstance(part, Path)]
 
     def content(self) -> list[Any]:
         """What results depend on, for a fingerprint: files stand for their content, not for their names."""
         if self.fitted is not None:
             return [self.fitted]
-        model = builtin.path(self.model) if builtin.is_builtin(self.model) else _file(self.model)
-        pairs = {name: [[_file(part) for part in pair] for pair in pairs] for name, pairs in self.pairs.items()}
+        model = builtin.path(self.model) if builtin.is_builtin(self.model) else as_file(self.model)
+        pairs = {name: [[as_file(part) for part in pair] for pair in pairs] for name, pairs in self.pairs.items()}
         return [model, self.size, list(pairs), pairs]
 
 
-def _file(part: Any) -> Any:
+def as_file(part: Any) -> Any:
     """The path of a file; anything else as it is."""
     return Path(part) if isinstance(part, (str, os.PathLike)) and Path(part).is_file() else part

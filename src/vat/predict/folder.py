@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
+from PIL import Image
 
 from vat.errors import VatError
 from vat.files import write_atomically
+from vat.images import is_tensor
 from vat.predict.contact_sheet import Tile, contact_sheet, thumbnail
 from vat.predict.queries import Query
 from vat.predict.results import PICTURES
@@ -173,7 +175,7 @@ class OutputFolder:
 
 
 def fingerprint(*parts: Any) -> str:
-    """SHA-256 of files (by content), arrays, and whatever JSON can hold."""
+    """SHA-256 of files (by content), pictures, arrays, tensors, and whatever JSON can hold."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(_content(part))
@@ -187,8 +189,11 @@ def _content(part: Any) -> bytes:
             return hashlib.sha256(Path(part).read_bytes()).digest()
         except OSError as error:
             raise VatError(f"'{part}' cannot be read: {error.strerror}.") from None
-    if isinstance(part, np.ndarray):
-        return f"{part.dtype}{part.shape}".encode() + part.tobytes()
+    if isinstance(part, Image.Image):
+        return f"{part.mode}{part.size}".encode() + part.tobytes()
+    if isinstance(part, np.ndarray) or is_tensor(part):
+        array = np.asarray(part)
+        return f"{array.dtype}{array.shape}".encode() + array.tobytes()
     if isinstance(part, bytes):
         return part
     if isinstance(part, (list, tuple)):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import secrets
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
+from vat.predict.examples import as_file
+from vat.predict.folder import fingerprint
 from vat.segmenter import Segmenter
 from vat.service.limits import Limits, UnknownSet
 
@@ -106,23 +101,6 @@ def unknown(id: str) -> UnknownSet:
 
 
 def digest(examples: Examples) -> str:
-    """Equal for equal examples in the same order, whatever form they are in."""
-    total = hashlib.sha256()
-    for name, pairs in examples.items():
-        for content in (name.encode(), *(_content(value) for pair in pairs for value in pair)):
-            total.update(len(content).to_bytes(8, "big") + content)
-    return total.hexdigest()
-
-
-def _content(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str | os.PathLike):
-        path = Path(value)
-        return path.read_bytes() if path.is_file() else str(path).encode()  # what is missing is for `fit` to say
-    if isinstance(value, dict | list):
-        return json.dumps(value).encode()
-    if isinstance(value, Image.Image):
-        return f"{value.mode}{value.size}".encode() + value.tobytes()
-    array = np.ascontiguousarray(value)
-    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+    """Equal for equal examples in the same order; files count by their content."""
+    content = {name: [[as_file(part) for part in pair] for pair in pairs] for name, pairs in examples.items()}
+    return fingerprint(*content.items())
