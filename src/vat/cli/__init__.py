@@ -70,8 +70,8 @@ def main() -> None:
     # 19 ms instead of 85 on a server CPU). Child processes inherit it.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # Threads that wait for each other spin first, which on a machine with other work keeps the awaited ones from
-    # running: a prediction beside a busy browser took 3 to 9 s instead of 1. A short spin costs nothing on a quiet one.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # running: beside busy processes a pass took up to ten times as long. This many turns cost nothing on a quiet one.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()  # which itself answers wrong use with one sentence and exit code 2
     except VatError as error:
