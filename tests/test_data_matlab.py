@@ -1,5 +1,7 @@
 """Our reader of MATLAB files agrees with SciPy's on numeric arrays."""
 
+import struct
+
 import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
@@ -30,3 +32,10 @@ def test_what_is_not_there_or_not_numbers_gets_a_sentence(tmp_path):
     (tmp_path / "c.mat").write_bytes(b"x" * 200)
     with pytest.raises(VatError, match="damaged or no MATLAB file"):
         read_mat(tmp_path / "c.mat", "kps")
+
+
+def test_an_array_without_its_parts_is_damaged(tmp_path):
+    header = b" " * 124 + bytes([0, 1]) + b"IM"
+    (tmp_path / "a.mat").write_bytes(header + struct.pack("<II", 14, 8) + struct.pack("<II", 6, 0))
+    with pytest.raises(VatError, match="damaged"):
+        read_mat(tmp_path / "a.mat", "kps")

@@ -109,6 +109,8 @@ def info(
     for column in ("parameters", "multiply-adds", "output memory"):
         table.add_column(column, justify="right")
     for row in summary.rows:
+        if row.name == "unused" and not row.parameters:
+            continue
         numbers = (f"{row.parameters:,}", human(row.multiply_adds, 1000), human(row.bytes, 1024) + "B")
         table.add_row(row.name, row.shape, *numbers)
     console.print(table)

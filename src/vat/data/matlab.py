@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def _unpacked(data: bytes) -> bytes:
 def _matrix(data: bytes, order: str) -> tuple[str, np.ndarray | None]:
     """Name and content of an array; None where it holds no plain real numbers."""
     parts = _elements(data, order)
-    flags, sides, name = (next(parts)[1] for _ in range(3))
+    flags, sides, name = [content for _, content in islice(parts, 3)]
     kind = struct.unpack_from(f"{order}I", flags)[0]
     label = name.decode("ascii")
     if kind & 0xFF not in NUMERIC_CLASSES or kind & 0x0800:  # the second: complex
