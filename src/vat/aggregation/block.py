@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,7 +36,10 @@ class Mlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """x + attn(norm(x)), then x + mlp(norm(x)); `attn` is whatever lets the tokens see each other."""
+    """x + attn(norm(x)), then x + mlp(norm(x)); `attn` is whatever lets the tokens see each other.
+
+    One that has `with_residual(x, norm)` is left to do the first half by itself on the fast path.
+    """
 
     def __init__(self, dim: int, attn: nn.Module, mlp_ratio: float, eps: float = 1e-5) -> None:
         super().__init__()
@@ -45,8 +50,10 @@ class TransformerBlock(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
         if not self.fast:
+            x = x + self.attn(self.norm1(x))
             return x + self.mlp(self.norm2(x))
+        whole: Any = getattr(self.attn, "with_residual", None)
+        x = x + self.attn(self.norm1(x)) if whole is None else whole(x, self.norm1)
         norm, fc1, fc2 = self.norm2, self.mlp.fc1, self.mlp.fc2
         return mlp_block(x, norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias, norm.eps)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vat.aggregation.block import TransformerBlock
+from vat.kernels import attention_block
 from vat.kernels.window_attention import window_attention, window_attention_reference
 
 Axes = tuple[int, int, int, int]
@@ -46,10 +47,31 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
-        # An axis with a single window has nothing to shift against.
-        shift: Any = tuple(s if n > w else 0 for s, n, w in zip(self.shift, x.shape[1:5], self.window, strict=True))
         attend = window_attention if self.fast else window_attention_reference
-        return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, shift))
+        return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, self._shift(x)))
+
+    def with_residual(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """x + self(norm(x)), in one operator where there is one."""
+        if not (self.fast and attention_block.supported(x)):
+            return x + self(norm(x))
+        return attention_block.attention_block(
+            x,
+            norm.weight,
+            norm.bias,
+            self.qkv.weight,
+            self.qkv.bias,
+            self.bias(),
+            self.proj.weight,
+            self.proj.bias,
+            norm.eps,
+            self.heads,
+            self.window,
+            self._shift(x),
+        )
+
+    def _shift(self, x: Tensor) -> Any:
+        """An axis with a single window has nothing to shift against."""
+        return tuple(s if n > w else 0 for s, n, w in zip(self.shift, x.shape[1:5], self.window, strict=True))
 
 
 def swin_blocks(dim: int, heads: int, window: Axes, depth: int, mlp_ratio: float) -> nn.Sequential:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vat.errors import VatError
 from vat.kernels.layer_norm import KERNEL_DTYPES, layer_norm, layer_norm_gradients, layer_norm_reference
-from vat.kernels.triton_utils import runs_triton
+from vat.kernels.triton_utils import multiplies_exactly, product, runs_triton
 
 CPU_CHUNK = 8192  # tokens at a time: hidden activations in the last-level cache, few waits between threads
 GPU_CHUNK = 1 << 17  # likewise on a GPU, where memory sets the limit: a few hundred megabytes in bfloat16
@@ -138,8 +138,8 @@ def _backward_op(
     with torch.autocast(x.device.type, enabled=False):
         for rows in _chunks(x):
             normal, activated, dhidden, chunk_sums = backward(dy[rows], x[rows], *weights, eps, dx[rows])
-            dw1 += _product(dhidden.T, normal)
-            dw2 += _product(dy[rows].T, activated)
+            dw1 += product(dhidden.T, normal)
+            dw2 += product(dy[rows].T, activated)
             sums += chunk_sums
     dnorm_weight, dnorm_bias, db2, db1 = sums.split([*(x.shape[1:] * 3), len(b1)])
     grads = (dnorm_weight, dnorm_bias, dw1, db1, dw2, db2)
@@ -176,20 +176,12 @@ _mlp_block_op.register_autograd(_backward, setup_context=_save_for_backward)
 
 def _runs_triton(x: Tensor) -> bool:
     """Whether the kernels take these tokens. They multiply on tensor cores, which have no exact float32."""
-    exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    return runs_triton(x) and x.dtype in KERNEL_DTYPES and x.shape[-1] <= MAX_WIDTH and not exact
+    return runs_triton(x) and x.dtype in KERNEL_DTYPES and x.shape[-1] <= MAX_WIDTH and not multiplies_exactly(x)
 
 
 def _chunks(x: Tensor) -> Iterator[slice]:
     size = GPU_CHUNK if runs_triton(x) else CPU_CHUNK
     return (slice(start, start + size) for start in range(0, len(x), size))
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` in float32 or wider; a GPU keeps the float32 sums that it makes of narrow operands."""
-    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return (a @ b).to(torch.promote_types(a.dtype, torch.float32))
 
 
 def _library_backward(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _interpreting = False
@@ -18,6 +19,18 @@ _interpreting = False
 def runs_triton(tensor: Tensor) -> bool:
     """Whether operators on `tensor` use Triton kernels: on CUDA always, on a CPU inside `interpreted`."""
     return tensor.is_cuda or _interpreting
+
+
+def multiplies_exactly(tensor: Tensor) -> bool:
+    """Whether products must be exact float32, which kernels on tensor cores do not have."""
+    return tensor.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` in float32 or wider; a GPU keeps the float32 sums that it makes of narrow operands."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return (a @ b).to(torch.promote_types(a.dtype, torch.float32))
 
 
 @contextmanager

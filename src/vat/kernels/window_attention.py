@@ -45,13 +45,13 @@ def window_attention(qkv: Tensor, bias: Tensor, heads: int, window: Axes, shift:
     Returns:
         ``[B, H1, H2, H3, H4, heads * d]`` in the dtype of `qkv`; softmax and sums run in float32.
     """
-    _check(qkv, bias, heads, window, shift)
+    check(qkv.shape, bias, heads, window, shift)
     return _window_attention_op(qkv, bias, heads, window, shift)[0]
 
 
 def window_attention_reference(qkv: Tensor, bias: Tensor, heads: int, window: Axes, shift: Axes) -> Tensor:
     """The definition of `window_attention`: pad, roll, partition, attend, and all of it back."""
-    _check(qkv, bias, heads, window, shift)
+    check(qkv.shape, bias, heads, window, shift)
     grid = qkv.shape[1:5]
     axes, back = (1, 2, 3, 4), [-s for s in shift]
     padding = [p for n, w in zip(reversed(grid), reversed(window), strict=True) for p in (0, -n % w)]
@@ -77,10 +77,11 @@ def window_attention_reference(qkv: Tensor, bias: Tensor, heads: int, window: Ax
     return out[:, : grid[0], : grid[1], : grid[2], : grid[3]].to(qkv.dtype).contiguous()
 
 
-def _check(qkv: Tensor, bias: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]) -> None:
-    if qkv.ndim != 6 or qkv.shape[-1] % (3 * heads):
+def check(shape: Sequence[int], bias: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]) -> None:
+    """Refuse what does not fit together; `shape` is that of the queries, keys and values."""
+    if len(shape) != 6 or shape[-1] % (3 * heads):
         raise VatError(
-            f"window_attention needs tokens [B, H1, H2, H3, H4, 3 * heads * d], got {tuple(qkv.shape)} for "
+            f"window_attention needs tokens [B, H1, H2, H3, H4, 3 * heads * d], got {tuple(shape)} for "
             f"{heads} heads; choose a width that the heads divide."
         )
     if len(window) != 4 or len(shift) != 4 or any(not 0 <= s < w for w, s in zip(window, shift, strict=True)):
@@ -115,8 +116,8 @@ def _window_attention_op(
 ) -> tuple[Tensor, Tensor]:
     """The output and what the backward kernels need besides it: the log-sum-exp of every row of scores."""
     qkv, bias = qkv.contiguous(), bias.contiguous()
-    out, lse = _empty_outputs(qkv, heads, window)
-    if _uses_kernels(qkv):
+    out, lse = empty_outputs(qkv, heads, window)
+    if uses_kernels(qkv):
         from vat.kernels.window_attention_triton import describe, launch_forward
 
         launch_forward(qkv, bias, out, lse, describe(qkv, heads, _axes(window), _axes(shift)))
@@ -127,7 +128,7 @@ def _window_attention_op(
 
 @_window_attention_op.register_fake
 def _(qkv: Tensor, bias: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(qkv, heads, window)
+    return empty_outputs(qkv, heads, window)
 
 
 @torch.library.custom_op("vat::window_attention_backward", mutates_args=())
@@ -143,7 +144,7 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor]:
     grad_out, qkv, bias = grad_out.contiguous(), qkv.contiguous(), bias.contiguous()
     grad_qkv = torch.empty_like(qkv)
-    if _uses_kernels(qkv):
+    if uses_kernels(qkv):
         from vat.kernels.window_attention_triton import describe, launch_backward
 
         problem = describe(qkv, heads, _axes(window), _axes(shift))
@@ -180,15 +181,15 @@ def _backward(ctx, grad_out: Tensor, grad_lse: Tensor):  # type: ignore[no-untyp
 _window_attention_op.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def _uses_kernels(qkv: Tensor) -> bool:
+def uses_kernels(qkv: Tensor) -> bool:
     """Whether there is a kernel for this dtype, and its 32-bit offsets inside one image hold this grid."""
     return runs_triton(qkv) and qkv.dtype in KERNEL_DTYPES and qkv[0].numel() <= MAX_INT32
 
 
-def _empty_outputs(qkv: Tensor, heads: int, window: Sequence[int]) -> tuple[Tensor, Tensor]:
+def empty_outputs(qkv: Tensor, heads: int, window: Sequence[int]) -> tuple[Tensor, Tensor]:
     B, *grid, channels = qkv.shape
     windows = prod(-(-n // w) for n, w in zip(grid, window, strict=True))
-    lse_shape = (B * windows, heads, prod(window)) if _uses_kernels(qkv) else (0,)
+    lse_shape = (B * windows, heads, prod(window)) if uses_kernels(qkv) else (0,)
     return qkv.new_empty(B, *grid, channels // 3), qkv.new_empty(lse_shape, dtype=torch.float32)
 
 
