@@ -13,6 +13,7 @@ from command import run as run
 from small import LEVELS, STAGES
 from vat.bench import Case, run_case
 from vat.bench.device import measure_limits
+from vat.bench.profile import markdown, profile_case
 from vat.cli.bench import grid_override, variants
 from vat.config import to_dict
 from vat.errors import VatError
@@ -103,3 +104,12 @@ def test_the_command_writes_its_report(run, tmp_path):
     assert json.loads((tmp_path / "bench.json").read_text()) == report
     assert "vat" in report["versions"]
     assert (tmp_path / "bench.md").exists()
+
+
+def test_a_profile_names_the_operators_that_take_the_time():
+    shares = profile_case(Case("vat_resnet50.fss", size=64, overrides=SMALL), calls=1)
+    assert shares == sorted(shares, key=lambda share: -share.seconds)
+    assert any("conv" in share.name for share in shares)
+    table = markdown("a case", shares, rows=3)
+    assert len(table.splitlines()) == 4 + 3 + 1
+    assert "all others" in table

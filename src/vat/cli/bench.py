@@ -47,10 +47,11 @@ def bench(
         str | None, typer.Option(metavar="KEY=A,B,...", help="Measure the model with each value of a setting.")
     ] = None,
     growth: Annotated[bool, typer.Option(help="Also: how cost grows with size, grid and supports.")] = False,
+    profile: Annotated[bool, typer.Option(help="Also: which kernels each case spends its time in.")] = False,
     repeats: Annotated[
         int | None, typer.Option(help="Timed calls per case; default: 5 on a CPU, 20 on a GPU.", min=1)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and growth.png.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help="Folder for tables, plot and bench.json.")] = Path("out/bench"),
     as_json: Json = False,
 ) -> None:
     """Measure time and memory of a model beside its reference path and the limits of the device.
@@ -101,6 +102,8 @@ def bench(
     results = [measure(case) for case in track(cases, "measuring", console=console, transient=True)]
     grown = _grow(cases[-1], measure, console) if growth else {}
     report.write(out, results, limits, grown)
+    if profile:
+        _profile(cases, out, console)
     if as_json:
         print(report.as_json(results, limits, grown))
     else:
@@ -149,6 +152,18 @@ def _grow(case: Case, measure: Callable[[Case], Result], console: Console) -> Gr
     for name, points in steps.items():
         grown[name] = [(x, measure(c)) for x, c in track(points, name, console=console, transient=True)]
     return grown
+
+
+def _profile(cases: list[Case], out: Path, console: Console) -> None:
+    """The time of every case by kernel, in profile.md."""
+    from vat.bench.profile import markdown, profile_case
+    from vat.files import write_atomically
+
+    tables = [
+        markdown(f"{case.label()}, {case.backend}", profile_case(case))
+        for case in track(cases, "profiling", console=console, transient=True)
+    ]
+    write_atomically(out / "profile.md", "\n".join(tables).encode())
 
 
 def grid_override(model: str, grid: int) -> dict[str, Any]:
