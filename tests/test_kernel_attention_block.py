@@ -23,7 +23,7 @@ CASES: dict[str, tuple[int, Axes, Axes, Axes, int, int]] = {
     "whole windows": (1, (2, 4, 2, 2), (2, 2, 2, 2), (0, 0, 0, 0), 2, 16),
     "padded and shifted, several blocks": (1, (5, 3, 3, 1), (3, 2, 2, 1), (2, 1, 0, 0), 3, 8),
     "two dimensions, padded width": (1, (9, 8, 1, 1), (8, 8, 1, 1), (4, 4, 0, 0), 1, 48),
-    "wide": (1, (4, 2, 1, 1), (2, 2, 1, 1), (1, 1, 0, 0), 4, 48),
+    "full width": (1, (4, 2, 1, 1), (2, 2, 1, 1), (1, 1, 0, 0), 4, 32),
 }
 
 

@@ -49,6 +49,18 @@ def test_both_backends_give_the_same_gradients():
         assert (got - expected).abs().max() <= 2e-3 * scale + 1e-9, name
 
 
+@pytest.mark.parametrize("aggregator", ["swin4d", "linear"])
+def test_recomputed_activations_give_the_same_gradients(aggregator):
+    query, support, mask = episode(batch=3)
+    gradients = []
+    for recompute in (False, True):
+        network = small(appearance_dropout=0.0, aggregator=aggregator).train().set_recompute(recompute)
+        network(query, support[:, 0], mask[:, 0]).square().mean().backward()
+        gradients.append({name: p.grad for name, p in network.named_parameters() if p.requires_grad})
+    for name, expected in gradients[0].items():
+        assert (gradients[1][name] - expected).abs().max() <= 1e-5 * expected.abs().max() + 1e-9, name
+
+
 def test_k_supports_run_as_one_batch_and_in_any_order(model):
     query, support, mask = episode(batch=2, shots=3)
     with torch.inference_mode():

@@ -125,6 +125,10 @@ class VATConfig:
         """Token width D of the VTM."""
         return self.levels[-1].channels[-1]
 
+    def grid_of(self, level: int) -> int:
+        """Grid that a level's maps are brought to."""
+        return next((known.grid for known in self.levels if known.level == level), self.appearance_grid)
+
 
 _C = TypeVar("_C")
 

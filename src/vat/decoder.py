@@ -19,15 +19,21 @@ from vat.resize import resize, resize_tokens
 
 
 class Appearance(nn.Module):
-    """P(F_q): 1x1 convolution and ReLU on the query's last map of a level, brought to the stage's grid."""
+    """P(F_q): 1x1 convolution and ReLU on the query's last map of a level, at the level's grid, then the stage's.
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    A 1x1 convolution and a bilinear resize may change places: each mixes what the other leaves alone, and the weights
+    of a resize sum to one, so that a bias passes through. After the convolution there are far fewer channels to resize.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, grid: int) -> None:
         super().__init__()
+        self.fast, self.grid = True, grid
         self.proj = nn.Conv2d(in_channels, out_channels, 1)
 
     def forward(self, maps: Tensor, grid: int) -> Tensor:
         """[B, C, h, w] -> [B, c, grid, grid]."""
-        return resize(F.relu(self.proj(maps)), grid)
+        projected = resize(self.proj(maps), self.grid) if self.fast else self.proj(resize(maps, self.grid))
+        return resize(F.relu(projected), grid)
 
 
 class DecoderStage(nn.Module):
@@ -61,7 +67,8 @@ class AffinityDecoder(nn.Module):
         stages = []
         for i, stage in enumerate(config.stages):
             if stage.appearance is not None:
-                appearances[str(i)] = Appearance(channels[stage.appearance], stage.appearance_dim)
+                grid = config.grid_of(stage.appearance)
+                appearances[str(i)] = Appearance(channels[stage.appearance], stage.appearance_dim, grid)
                 dim += stage.appearance_dim
             stages.append(DecoderStage(dim, stage, config, transformer))
             dim = stage.out_dim or dim
@@ -124,7 +131,7 @@ def register_decoder(name: str) -> Callable[[Decoder], Decoder]:
     """Make a decoder available as `VATConfig(decoder=name)`.
 
     It is built from the channels of each level's last map and the configuration, and is called as
-    `decoder(cost [B, h, w, D], maps by level, record) -> [B, 2, h', w']`.
+    `decoder(cost [B, h, w, D], maps by level, record) -> [B, 2, h', w']`; the maps have the backbone's own sizes.
     """
 
     def add(build: Decoder) -> Decoder:

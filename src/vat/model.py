@@ -17,14 +17,13 @@ from vat.features import Backbone, FeatureMaps
 from vat.kernels.unit_features import unit_features, unit_features_reference
 from vat.network import PairNetwork, flatten_shots
 from vat.registry import register_family
-from vat.resize import resize
 
 
 @dataclass
 class Encoded:
     """An image after the backbone: unit vectors for the cost, and maps for the appearance embedding.
 
-    `stacked`: level -> [B, L, grid, grid, C]; `maps`: level -> last map [B, C, grid, grid] (query only).
+    `stacked`: level -> [B, L, grid, grid, C]; `maps`: level -> last map [B, C, h, w] (query only).
     """
 
     stacked: dict[int, Tensor]
@@ -77,17 +76,14 @@ class VAT(PairNetwork):
         self.encoder = PyramidEncoder(counts, config)
         self.decoder = build_decoder(last, config)
         self.unused = Unused(_unused_shapes(config, last))
-        self._grids = {level.level: level.grid for level in config.levels}
+        self._grids = {level.level: config.grid_of(level.level) for level in config.levels}
 
     def encode_query(self, images: Tensor, features: FeatureMaps | None = None) -> Encoded:
         """Features of the image to be masked (or of the target): [B, 3, H, W]."""
         features = self.backbone(images) if features is None else features
         stacked = {level: self._unit(features[level], grid) for level, grid in self._grids.items()}
         wanted = {stage.appearance for stage in self.config.stages if stage.appearance is not None}
-        maps = {
-            level: resize(features[level][-1], self._grids.get(level, self.config.appearance_grid)) for level in wanted
-        }
-        return Encoded(stacked, maps)
+        return Encoded(stacked, {level: features[level][-1] for level in wanted})
 
     def encode_support(
         self, images: Tensor, mask: Tensor | None = None, features: FeatureMaps | None = None

@@ -101,6 +101,13 @@ class PairNetwork(nn.Module):
                 module.fast = backend != "reference"  # type: ignore[assignment]
         return self
 
+    def set_recompute(self, recompute: bool) -> Self:
+        """In training, compute the encoder's activations again in the backward pass instead of keeping them."""
+        for module in self.modules():
+            if hasattr(module, "recompute"):
+                module.recompute = recompute  # type: ignore[assignment]
+        return self
+
     def _features_of_both(self, query: Tensor, support: Tensor) -> tuple[Any, Any]:
         """On a GPU images of one size share a pass of the backbone; a CPU prefers the smaller peak memory."""
         examples, _, _ = flatten_shots(support)

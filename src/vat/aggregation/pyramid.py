@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vat.aggregation.embedding import EMBEDDINGS
 from vat.aggregation.memory import MemoryGuard
+from vat.aggregation.recompute import embed_again, mix_again
 from vat.aggregation.vtm import AggregatorSpec, build_aggregator
 from vat.config import LevelConfig, VATConfig
 from vat.host_memory import release_freed
@@ -42,16 +43,23 @@ class EncoderLevel(nn.Module):
         super().__init__()
         query_grid, support_grid = level.out_grid()
         dim = level.channels[-1]
-        self.residual = config.residual
+        self.residual, self.recompute = config.residual, False
         self.embed = EMBEDDINGS[config.embedding](layers, level)
         self.position = PositionEmbedding(dim, query_grid, support_grid) if config.position_embedding else None
         self.vtm = build_aggregator(config.aggregator, AggregatorSpec.of(level, config))
+
+    def embedded(self, query: Tensor, support: Tensor) -> Tensor:
+        """Stacked features of both images -> M^p."""
+        return embed_again(self.embed, query, support) if self._recomputes() else self.embed(query, support)
+
+    def _recomputes(self) -> bool:
+        return self.recompute and torch.is_grad_enabled()
 
     def aggregate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """M^p -> (A^p, VTM's own output)."""
         if self.position is not None:
             tokens = self.position(tokens)
-        aggregated = self.vtm(tokens)
+        aggregated = mix_again(self.vtm, tokens) if self._recomputes() else self.vtm(tokens)
         return (tokens + aggregated if self.residual else aggregated), aggregated
 
 
@@ -74,7 +82,7 @@ class PyramidEncoder(nn.Module):
         outputs: list[Tensor] = []
         for number, module in zip(self.numbers, self.levels, strict=True):
             release_freed(after=query[number])
-            tokens = module.embed(query.pop(number), support.pop(number))  # type: ignore[operator]
+            tokens = module.embedded(query.pop(number), support.pop(number))  # type: ignore[operator]
             if record is not None:
                 record[f"vcm_conv{number}"] = tokens
             if self.gpp and outputs:

@@ -42,6 +42,7 @@ class Case:
     graphs: bool = False
     repeats: int = 10
     overrides: dict[str, Any] = field(default_factory=dict)
+    recompute: bool = False  # see PairNetwork.set_recompute
     count: bool = True  # operations and bytes as well, which takes some seconds
     variant: str = ""  # what the overrides make of the model, in a word
 
@@ -49,6 +50,7 @@ class Case:
         parts = [self.variant] if self.variant else []
         parts += [self.mode, self.precision, f"batch {self.batch}"]
         parts += [f"{self.shots}-shot"] if self.shots > 1 else []
+        parts += ["recomputed"] if self.recompute else []
         parts += ["graphs"] if self.graphs else []
         return ", ".join(parts)
 
@@ -88,7 +90,7 @@ def build(case: Case) -> PairNetwork:
 def _measure(case: Case, device: torch.device, network: PairNetwork | None) -> Result:
     model = network if network is not None else build(case)
     if hasattr(model, "set_backend"):
-        model.set_backend(case.backend)
+        model.set_backend(case.backend).set_recompute(case.recompute)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     step = make_step(case, model, device)
     plain = make_step(replace(case, graphs=False), model, device) if case.graphs else step

@@ -39,6 +39,7 @@ def bench(
     size: Size = None,
     backends: Annotated[str, typer.Option(help="reference, fast, comma-separated.")] = "reference,fast",
     graphs: Annotated[bool, typer.Option(help="Replay CUDA graphs on a GPU (fast backend).")] = True,
+    recompute: Annotated[bool, typer.Option(help="Train with activations computed again instead of kept.")] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the model; may be given many times."),
@@ -92,6 +93,7 @@ def bench(
             graphs=graphs and on_gpu and backend == "fast",
             repeats=repeats or (20 if on_gpu else 5),
             overrides=overrides,
+            recompute=recompute and mode == "training",
             variant=variant,
         )
         for (variant, overrides), mode, number, episodes, supports, backend in asked

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import vat.features.slim  # noqa: F401  registers the backbone of the built-in models
 from vat.errors import VatError
-from vat.features.folding import fold_batch_norm
+from vat.features.folding import fold_batch_norm, join_residuals
 from vat.features.walkers import family_by_name, family_of
 from vat.tensorfile import read_tensors
 
@@ -94,7 +94,10 @@ class Backbone(nn.Module):
     def folded(self) -> Backbone:
         """A backbone of the same function for inference alone, its BatchNorm folded for good."""
         twin = copy.copy(self)
-        twin._modules = {"body": fold_batch_norm(self.body).requires_grad_(False)}
+        body = fold_batch_norm(self.body).requires_grad_(False)
+        if self.mean.is_cuda:
+            join_residuals(body)
+        twin._modules = {"body": body}
         twin.frozen, twin.is_folded, twin._folded = True, True, None
         return twin
 
@@ -109,6 +112,8 @@ class Backbone(nn.Module):
         version = (images.device, dtype, _version(self.body))
         if self._folded is None or self._folded.version != version:
             body: Any = fold_batch_norm(self.body)
+            if kind == "cuda":
+                join_residuals(body)
             body = body.to(images.device, dtype, memory_format=layout)
             self._folded = _Folded(version, body.requires_grad_(False))
         return self._folded.body, images.to(dtype, memory_format=layout)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vat.kernels.residual import add_bias_relu
+
 
 class ConvReLU(nn.Conv2d):
     """A convolution whose ReLU is part of the cuDNN kernel on a GPU, and done in place elsewhere."""
@@ -24,6 +26,62 @@ class ConvReLU(nn.Conv2d):
             geometry: Any = (self.stride, self.padding, self.dilation, self.groups)
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, *geometry)
         return F.relu_(super().forward(x))
+
+
+class FoldedBlock(nn.Module):
+    """A residual block of a ResNet -> (residual + shortcut, its ReLU), with both biases added on the way.
+
+    cuDNN adds the bias of a convolution without ReLU in a pass of its own, and so is each sum and each ReLU; here one
+    pass does all of it (`vat.kernels.residual`).
+    """
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        *before, last = [getattr(block, name) for name in ("conv1", "conv2", "conv3") if hasattr(block, name)]
+        self.before = nn.Sequential(*before)
+        self.last = last
+        self.shortcut = None if block.downsample is None else block.downsample[0]
+        bias = last.bias if self.shortcut is None else last.bias + self.shortcut.bias
+        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+
+    @staticmethod
+    def fits(block: Any) -> bool:
+        """Whether a folded block of timm consists of convolutions with ReLU, one without, and a plain shortcut."""
+        convs = [getattr(block, name, None) for name in ("conv1", "conv2", "conv3")]
+        convs = convs if convs[2] is not None else convs[:2]
+        shortcut = getattr(block, "downsample", False)  # timm's blocks have None where there is none
+        plain = shortcut is None or (
+            isinstance(shortcut, nn.Sequential)
+            and type(shortcut[0]) is nn.Conv2d
+            and all(isinstance(rest, nn.Identity) for rest in list(shortcut)[1:])
+        )
+        known = {"conv1", "conv2", "conv3", "downsample"}
+        others = [child for name, child in block.named_children() if name not in known]
+        return (
+            plain
+            and getattr(block, "se", None) is None
+            and all(isinstance(conv, ConvReLU) for conv in convs[:-1])
+            and type(convs[-1]) is nn.Conv2d
+            and all(isinstance(child, nn.Identity) for child in others)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        residual = _without_bias(self.last, self.before(x))
+        shortcut = x if self.shortcut is None else _without_bias(self.shortcut, x)
+        return add_bias_relu(residual, shortcut, self.bias)
+
+
+def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    geometry: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
+    return F.conv2d(x, conv.weight, None, *geometry)
+
+
+def join_residuals(body: nn.Module) -> None:
+    """Put a :class:`FoldedBlock` in the place of every residual block of a folded ResNet that it fits."""
+    for module in [m for m in body.modules() if isinstance(m, nn.Sequential)]:
+        for name, block in module.named_children():
+            if FoldedBlock.fits(block):
+                setattr(module, name, FoldedBlock(block))
 
 
 def fold_batch_norm(body: nn.Module) -> nn.Module:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vat.errors import VatError
+from vat.features.folding import FoldedBlock
 
 Walker = Callable[[Any, Tensor], list[Tensor]]
 
@@ -27,9 +28,12 @@ def walk_resnet(model: Any, images: Tensor) -> list[Tensor]:
     maps = [x]
     for layer in (model.layer1, model.layer2, model.layer3, model.layer4):
         for block in layer:
-            summed = block(x)
+            if isinstance(block, FoldedBlock):
+                summed, x = block(x)
+            else:
+                summed = block(x)
+                x = F.relu(summed)
             maps.append(summed)
-            x = F.relu(summed)
     return maps
 
 

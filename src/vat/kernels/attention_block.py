@@ -20,7 +20,7 @@ from vat.kernels.layer_norm import KERNEL_DTYPES, layer_norm_reference
 from vat.kernels.triton_utils import multiplies_exactly, product, runs_triton
 from vat.kernels.window_attention import MAX_INT32, Axes, check, empty_outputs, window_attention_reference
 
-MAX_WIDTH = 256  # of tokens in a kernel: wider ones do not fit its registers
+MAX_WIDTH = 128  # of tokens in a kernel: the products of wider ones are worth a library's own kernels
 
 
 def supported(x: Tensor) -> bool:
@@ -201,6 +201,7 @@ def _(
 def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.eps, ctx.heads, ctx.window, ctx.shift = inputs
     ctx.save_for_backward(*tensors, *output[1:])
+    ctx.set_materialize_grads(False)  # the other outputs have none, and zeros of their size take time
 
 
 def _backward(ctx, dy: Tensor, *_: Tensor):  # type: ignore[no-untyped-def]

@@ -27,12 +27,10 @@ from vat.kernels.layer_norm_triton import (
 def _blocks(dtype: torch.dtype, width: int, backward: bool) -> dict[str, Any]:
     """Blocks whose float32 sums fit registers; float32 operands take twice the room and get smaller ones."""
     width = max(16, triton.next_power_of_2(width))
-    wide = width > 128
     if dtype == torch.float32:
-        return {"BLOCK_M": 32, "BLOCK_D": width, "BLOCK_N": 32, "num_warps": 8 if wide else 4, "num_stages": 1}
-    rows = 64 if backward or wide else 128
-    warps = 8 if wide or rows > 64 else 4
-    return {"BLOCK_M": rows, "BLOCK_D": width, "BLOCK_N": 64, "num_warps": warps, "num_stages": 2 if wide else 3}
+        return {"BLOCK_M": 32, "BLOCK_D": width, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+    rows, warps = (64, 4) if backward else (128, 8)
+    return {"BLOCK_M": rows, "BLOCK_D": width, "BLOCK_N": 64, "num_warps": warps, "num_stages": 3}
 
 
 @triton.jit

@@ -141,6 +141,21 @@ def _grad_weight_op(dy: Tensor, x: Tensor, w: Tensor, stride: int, over_query: b
     return grad.reshape(w.shape).to(w.dtype, memory_format=torch.contiguous_format)
 
 
+@torch.library.custom_op("vat::center_pivot_conv_grad_bias", mutates_args=())
+def _grad_bias_op(dy: Tensor) -> Tensor:
+    """The sum of ``dy [..., C]`` over all positions, in float32 or wider."""
+    if _runs_triton(dy):
+        from vat.kernels.conv4d_triton import launch_grad_bias
+
+        return launch_grad_bias(dy.contiguous())
+    return dy.flatten(0, -2).sum(0, dtype=torch.promote_types(dy.dtype, torch.float32))
+
+
+@_grad_bias_op.register_fake
+def _(dy: Tensor) -> Tensor:
+    return dy.new_empty(dy.shape[-1], dtype=torch.promote_types(dy.dtype, torch.float32))
+
+
 @_center_pivot_conv_op.register_fake
 def _(xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor, bias: Tensor, query_stride: int, support_stride: int) -> Tensor:
     return _empty_output(xq, xs, wq)
@@ -172,8 +187,7 @@ def _backward(ctx, dy: Tensor):  # type: ignore[no-untyped-def]
     dws = _grad_weight_op(dy, *support) if needs[3] else None
     dbias = None
     if needs[4]:
-        dtype = torch.promote_types(dy.dtype, torch.float32)
-        dbias = dy.sum(dim=(0, 1, 2, 3, 4), dtype=dtype).to(ctx.bias_dtype)
+        dbias = _grad_bias_op(dy).to(ctx.bias_dtype)
     return dxq, dxs, dwq, dws, dbias, None, None
 
 

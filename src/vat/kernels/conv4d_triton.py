@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 FLOAT32_BLOCK = 32  # float32 operands take twice the shared memory and go without tensor cores
+BIAS_TILE = 4096  # values that a program of 128 threads holds: 32 a thread
 WEIGHT_PROGRAMS = 1024  # of the weight gradient: several for each of the 132 multiprocessors of a Hopper GPU
 
 
@@ -189,6 +190,34 @@ def _grad_weight_kernel(
         acc = tl.dot(values, grad, acc, input_precision=PRECISION)
     split = partial + tl.program_id(1).to(tl.int64) * (K * COUT)
     tl.store(split + k[:, None] * COUT + n[None, :], acc, mask=(k < K)[:, None] & (n < COUT)[None, :])
+
+
+@triton.jit
+def _grad_bias_kernel(
+    dy, partial, tokens,
+    C: tl.constexpr, STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """``partial[program, c]``: the sum of STEPS blocks of rows of ``dy [tokens, C]``."""
+    c = tl.arange(0, BLOCK_C)
+    acc = tl.zeros((BLOCK_M, BLOCK_C), dtype=tl.float32)
+    for step in range(STEPS):
+        m = (tl.program_id(0).to(tl.int64) * STEPS + step) * BLOCK_M + tl.arange(0, BLOCK_M)
+        mask = (m < tokens)[:, None] & (c < C)[None, :]
+        acc += tl.load(dy + m[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(partial + tl.program_id(0) * C + c, tl.sum(acc, axis=0), mask=c < C)
+
+
+def launch_grad_bias(dy: Tensor) -> Tensor:
+    """The float32 sum of the contiguous `dy` ``[..., C]`` over all positions, in the same order on every run."""
+    channels = dy.shape[-1]
+    tokens = dy.numel() // channels
+    block_c = triton.next_power_of_2(channels)
+    block_m = max(1, BIAS_TILE // block_c)
+    steps = triton.next_power_of_2(triton.cdiv(tokens, WEIGHT_PROGRAMS * block_m))
+    programs = triton.cdiv(tokens, steps * block_m)
+    partial = torch.empty(programs, channels, device=dy.device, dtype=torch.float32)
+    _grad_bias_kernel[(programs,)](dy, partial, tokens, channels, steps, block_m, block_c)
+    return partial.sum(0)
 
 
 def launch_forward(

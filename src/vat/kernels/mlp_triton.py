@@ -55,8 +55,16 @@ def choose_tile(dtype: torch.dtype, width: int, backward: bool) -> Tile:
 
 @triton.jit
 def _share_below(h):
-    """The normal distribution up to h: gelu(h) = h * _share_below(h)."""
-    return 0.5 * (1.0 + tl.erf(h * 0.7071067811865476))
+    """The normal distribution up to h, gelu(h) = h * _share_below(h), and exp(-h^2 / 2).
+
+    Abramowitz and Stegun's formula 7.1.26 for the error function, exact to 1.5e-7: the exponential is its main
+    cost, the slope of gelu needs that anyway, and the library's own function takes three times the instructions.
+    """
+    bell = tl.exp(-0.5 * h * h)
+    t = 1.0 / (1.0 + 0.3275911 * 0.7071067811865476 * tl.abs(h))
+    poly = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    tail = 0.5 * poly * bell
+    return tl.where(h >= 0, 1.0 - tail, tail), bell
 
 
 @triton.jit
@@ -77,7 +85,8 @@ def _forward_kernel(
         rows1 = load_rows(w1, j, H, c, D)
         columns2 = load_rows(w2, c, D, j, H)
         hidden = tl.dot(normal, tl.trans(rows1)) + load_vector(b1, j, H)
-        activated = (hidden * _share_below(hidden)).to(x.dtype.element_ty)
+        below, _ = _share_below(hidden)
+        activated = (hidden * below).to(x.dtype.element_ty)
         acc = tl.dot(activated, tl.trans(columns2), acc)
     store_rows(out, m, tokens, c, value.to(tl.float32) + acc + load_vector(b2, c, D), D)
 
@@ -110,9 +119,9 @@ def _backward_kernel(
         rows1 = load_rows(w1, j, H, c, D)
         columns2 = load_rows(w2, c, D, j, H)
         hidden = tl.dot(normal, tl.trans(rows1)) + load_vector(b1, j, H)
-        below = _share_below(hidden)
+        below, bell = _share_below(hidden)
         store_rows(activated_out, m, tokens, j, hidden * below, H)
-        slope = below + hidden * 0.3989422804014327 * tl.exp(-0.5 * hidden * hidden)
+        slope = below + hidden * 0.3989422804014327 * bell
         dhidden = tl.dot(grad, columns2) * slope
         tl.store(sums + 3 * D + j, tl.sum(dhidden, axis=0), mask=j < H)
         dhidden = dhidden.to(x.dtype.element_ty)

@@ -77,6 +77,7 @@ class TrainingSettings:
     seed: int = 0
     precision: Precision = "auto"
     graphs: bool = False  # replay forward and backward as CUDA graphs: one GPU, one image size
+    recompute: bool = False  # activations of the encoder again in the backward pass, instead of keeping them
     workers: int | None = None  # loading processes per training process; null: by the number of cores
     log_every: int = 20  # steps between two readings of the loss
     save_every: int | None = None  # steps between checkpoints, besides those after validation

@@ -83,7 +83,7 @@ class Trainer:
     def __init__(self, experiment: Experiment, out: Path, fabric: Fabric, *, resume: bool) -> None:
         self.experiment, self.out, self.fabric = experiment, out, fabric
         self.settings = settings = experiment.training
-        self.network = build_network(experiment)
+        self.network = build_network(experiment).set_recompute(settings.recompute)
         self.task = task_for(self.network, experiment)
         config: Any = self.network.config
         grid = config.flow_grid if config.task == "correspondence" else 0  # episodes have no flow
