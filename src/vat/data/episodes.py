@@ -164,8 +164,7 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
     def _read(self, row: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
         """Image [3, S, S], labels {0, 1, VOID} [S, S] and original size of an entry, augmented by the
         seed."""
-        cached = self._cache.get(row) if self._cache else None
-        planes, size = cached or self._decode(row)
+        planes, size = self.planes(row)
         image, labels = planes[:3], planes[3]
         if self.transform:
             item = {"image": tv_tensors.Image(image), "labels": tv_tensors.Mask(labels[None])}
@@ -176,8 +175,12 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             )
         return image, labels, size
 
+    def planes(self, row: int) -> tuple[torch.Tensor, tuple[int, int]]:
+        """Image and labels {0, 1, VOID} of an entry as uint8 [4, S, S], not augmented, and the original size."""
+        cached = self._cache.get(row) if self._cache else None
+        return cached or self._decode(row)
+
     def _decode(self, row: int) -> tuple[torch.Tensor, tuple[int, int]]:
-        """Image and labels as planes [4, S, S], and the original size."""
         image, mask, void = self.source.load(*self.source.entries[row], at_least=self.image_size)
         if void is not None:
             mask[void] = VOID

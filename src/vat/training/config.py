@@ -52,7 +52,7 @@ class DataSettings:
     shots: int = 1
     image_size: int | None = None  # null: the model's
     augment: str = "none"
-    cache: Literal["none", "memory"] = "none"
+    cache: Literal["none", "memory", "device"] = "none"  # where decoded images are kept
     class_balanced: bool = False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def _build_training(experiment: Experiment, part: PartSettings, image_size: int,
         seed=experiment.training.seed,
         splits=settings.splits,
         augment=settings.augment,
-        cache=settings.cache,
+        cache="none" if settings.cache == "device" else settings.cache,  # who keeps them decodes them once
         mode="train",
         **options,
     )
@@ -115,7 +115,7 @@ def validation_data(experiment: Experiment, image_size: int, grid: int) -> Datas
         seed=validation.seed,
         splits=settings.splits,
         episodes=validation.episodes,
-        cache=settings.cache,
+        cache="memory" if settings.cache == "device" else settings.cache,  # validation stays on loaders
         **options,
     )
 
@@ -132,7 +132,7 @@ def training_loader(
 ) -> DataLoader[dict[str, Any]]:
     """Endless batches; the workers live as long as the iterator and fetch ahead of the device."""
     sampler = EpisodeNumbers(share, first_step)
-    return DataLoader(dataset, batch_sampler=sampler, **_options(workers, pin))
+    return DataLoader(dataset, batch_sampler=sampler, **loader_options(workers, pin))
 
 
 def validation_loader(
@@ -140,10 +140,10 @@ def validation_loader(
 ) -> DataLoader[dict[str, Any]]:
     """Every world-th episode, so that the processes together see each one once."""
     mine = range(rank, len(dataset), world)  # type: ignore[arg-type]
-    return DataLoader(dataset, batch_size, sampler=mine, **_options(workers, pin))
+    return DataLoader(dataset, batch_size, sampler=mine, **loader_options(workers, pin))
 
 
-def batches_of(loader: DataLoader[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def batches_of(loader: DataLoader[Any]) -> Generator[Any]:
     """The loader's batches. A worker's error arrives inside its traceback; here it is one sentence again.
 
     The workers are told to end when nobody wants more: they ignore signals, and a process that exits while an iterator
@@ -170,7 +170,8 @@ def worker_count(wanted: int | None, cores: int) -> int:
     return wanted if wanted is not None else max(1, min(MOST_WORKERS, cores - 1))
 
 
-def _options(workers: int, pin: bool) -> dict[str, Any]:
+def loader_options(workers: int, pin: bool) -> dict[str, Any]:
+    """How every loader of a training process is set up."""
     return {
         "collate_fn": collate,
         # An iterator draws a seed for its workers when it starts: not from the numbers that a step draws from.

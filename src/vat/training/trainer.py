@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from vat.training.feed import (
 from vat.training.journal import Journal
 from vat.training.optim import AveragedWeights, make_optimizer, rate, set_rate, used_share
 from vat.training.report import SETTINGS, write_report
+from vat.training.resident import ResidentFeed, check_resident
 from vat.training.safety import (
     Recent,
     Step,
@@ -98,6 +100,8 @@ class Trainer:
         self.workers = worker_count(settings.workers, cores)
         if fabric.device.type == "cpu":  # threads that fight with the workers for cores slow both down
             torch.set_num_threads(min(torch.get_num_threads(), max(1, cores - self.workers)))
+        if experiment.data.cache == "device":
+            check_resident(self.train_set, fabric.device)
         if fabric.is_global_zero:
             check_folder(out, bytes_needed(self.network, settings.ema is not None))
         # the wrapped pair takes part in distributed training; state is read and written through the bare one
@@ -133,9 +137,7 @@ class Trainer:
 
     def _train(self, stop: StopRequest) -> bool:
         """Steps, with readings, validations and checkpoints in between; True if told to stop."""
-        pin = self.fabric.device.type == "cuda"
-        loader = training_loader(self.train_set, self.share, self.progress.step, self.workers, pin)
-        batches = batches_of(loader)
+        batches = self._batches()
         self.network.train()
         self._since = time.monotonic()
         while self._share_used() < 1 and not self._out_of_patience():
@@ -148,6 +150,15 @@ class Trainer:
             if stopped:
                 return True
         return False
+
+    def _batches(self) -> Iterator[Batch]:
+        """Endless batches from the next step on: from loading processes, or of images that stay on the device."""
+        device = self.fabric.device
+        if self.experiment.data.cache == "device":
+            feed = ResidentFeed(self.train_set, device, self.workers, partial(self.journal.doing, "decoding"))
+            return feed.batches(self.share, self.progress.step)
+        loader = training_loader(self.train_set, self.share, self.progress.step, self.workers, device.type == "cuda")
+        return batches_of(loader)
 
     def step(self, batches: Iterator[Batch]) -> None:
         """One optimiser step. Nothing in it waits for the device."""
