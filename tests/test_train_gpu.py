@@ -56,3 +56,30 @@ def test_a_step_with_images_on_the_device_never_waits_for_it_either(tmp_path):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert trainer.recent.read().bad is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", ["false", "true"])
+def test_kept_features_train_like_the_backbone_itself(tmp_path, graphs):
+    root = fakes.fss(tmp_path / "fss")
+    losses = {}
+    for features in ("none", "device", "disk"):
+        changes = [
+            "data.name=fss",
+            f"data.root={root}",
+            f"data.features={features}",
+            "data.image_size=64",
+            "model.overrides.frozen_backbone=true",
+            f"training.graphs={graphs}",
+            "training.workers=0",
+        ]
+        experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
+        trainer = Trainer(experiment, tmp_path / features, make_fabric("cuda", 1), resume=False)
+        with trainer.journal:
+            batches = trainer._batches()
+            for _ in range(3):
+                trainer.step(batches)
+            batches.close()
+        losses[features] = trainer.recent.read().loss
+    assert losses["device"] == pytest.approx(losses["none"], rel=2e-2)
+    assert losses["disk"] == pytest.approx(losses["none"], rel=2e-2)

@@ -53,6 +53,7 @@ class DataSettings:
     image_size: int | None = None  # null: the model's
     augment: str = "none"
     cache: Literal["none", "memory", "device"] = "none"  # where decoded images are kept
+    features: Literal["none", "device", "disk"] = "none"  # where the maps of a frozen backbone are kept
     class_balanced: bool = False
 
 

@@ -94,7 +94,7 @@ def _build_training(experiment: Experiment, part: PartSettings, image_size: int,
         seed=experiment.training.seed,
         splits=settings.splits,
         augment=settings.augment,
-        cache="none" if settings.cache == "device" else settings.cache,  # who keeps them decodes them once
+        cache=settings.cache if settings.cache != "device" and settings.features == "none" else "none",  # read once
         mode="train",
         **options,
     )

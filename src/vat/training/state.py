@@ -33,6 +33,7 @@ FREE_TO_CHANGE = {
     "data.root",
     "data.splits",
     "data.cache",
+    "data.features",
     "model.backbone_weights",
 }
 """What a resumed run may have otherwise (besides all of validation): how long, where and how fast it runs."""
