@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vat.checkpoint import checksum
-from vat.data import EpisodeDataset, MixedDataset
+from vat.data import EpisodeDataset
 from vat.data.segmentation import VOID
 from vat.files import write_atomically
 from vat.network import PairNetwork
 from vat.training.config import Experiment
 from vat.training.feed import EpisodeNumbers, Share
 from vat.training.frozen import FOLDER, Backboned, FromFeatures, Maps, check_features, check_space
-from vat.training.resident import Report, decoded, parts_of, upload
+from vat.training.resident import Report, decoded, draw_episodes, parts_of, upload
 from vat.training.tasks import QUERY_MAP, SUPPORT_MAP, Batch
 
 COMPLETE = "complete.json"
@@ -95,25 +95,15 @@ class KeptFeatures:
 
     def batch(self, numbers: list[int]) -> Batch:
         """Masks and maps of some episodes; `index` and `class_id` on the host, where they are read."""
-        mixed = isinstance(self.dataset, MixedDataset)
-        places = [self.dataset.part_of(n) if mixed else 0 for n in numbers]  # type: ignore[attr-defined]
-        episodes = [self.parts[place].plan(number) for place, number in zip(places, numbers, strict=True)]
-        own = np.array([[episode.query, *episode.supports] for episode in episodes])
-        rows = own + self.first_row[places][:, None]
-        images = self.image_of_row[rows]
-        names = [
-            [self.parts[place].source.entries[row][0] for row in row_numbers]
-            for place, row_numbers in zip(places, own.tolist(), strict=True)
-        ]
-        labels = self.labels.take(rows, self._on_device(rows))
+        drawn = draw_episodes(self.dataset, self.first_row, numbers)
+        images = self.image_of_row[drawn.rows]
+        labels = self.labels.take(drawn.rows, self._on_device(drawn.rows))
+        drawn.clear_absent(labels[:, 0])
         batch: Batch = {
             "query_mask": self._ready((labels[:, 0] == 1).to(torch.uint8)),
             "ignore": self._ready(labels[:, 0] == VOID),
             "support_mask": self._ready((labels[:, 1:] == 1).to(torch.uint8)),
-            "class_id": self._ready(torch.tensor([episode.class_id for episode in episodes])),
-            "index": self._ready(torch.tensor(numbers)),
-            "query_name": [name for name, *_ in names],
-            "support_names": ["|".join(others) for _, *others in names],
+            **drawn.described(self._ready),
         }
         layout = self.module.layout
         tables = dict(zip(layout.kept, self.maps, strict=True))

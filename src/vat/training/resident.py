@@ -7,6 +7,7 @@ random numbers; images are gathered, cropped and coloured where they are needed,
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vat.data import EpisodeDataset, MixedDataset
+from vat.data.episodes import Episode
 from vat.data.segmentation import VOID
 from vat.errors import VatError
 from vat.host_memory import available_host_memory
@@ -58,6 +60,45 @@ def check_resident(dataset: Dataset[Any], device: torch.device) -> None:
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be had on a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_host_memory()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The episodes of a batch; `rows` [B, 1 + K] of query and supports count through the entries of all parts."""
+
+    episodes: list[Episode]
+    rows: np.ndarray
+    names: list[list[str]]
+
+    def described(self, ready: Callable[[Tensor], Tensor]) -> Batch:
+        """What identifies the episodes, on the host, where the trainer reads it."""
+        return {
+            "class_id": ready(torch.tensor([episode.class_id for episode in self.episodes])),
+            "index": ready(torch.tensor([episode.index for episode in self.episodes])),
+            "query_name": [name for name, *_ in self.names],
+            "support_names": ["|".join(others) for _, *others in self.names],
+        }
+
+    def clear_absent(self, labels: Tensor) -> None:
+        """Take the foreground out of the labels [B, S, S] of queries that do not show the class of their supports.
+
+        They come labelled for a class they are listed for; the void pixels are the same for every class.
+        """
+        if any(episode.absent for episode in self.episodes):
+            absent = upload(torch.tensor([episode.absent for episode in self.episodes]), labels.device)
+            labels.masked_fill_((labels == 1) & absent[:, None, None], 0)
+
+
+def draw_episodes(dataset: Dataset[Any], first_row: np.ndarray, numbers: list[int]) -> Drawn:
+    """Episodes of the parts whose entries begin at `first_row`, by their numbers."""
+    parts = parts_of(dataset)
+    places = [dataset.part_of(n) if isinstance(dataset, MixedDataset) else 0 for n in numbers]
+    episodes = [parts[place].plan(number) for place, number in zip(places, numbers, strict=True)]
+    rows = np.array([[episode.query, *episode.supports] for episode in episodes])
+    names = [
+        [parts[place].source.entries[row][0] for row in own] for place, own in zip(places, rows.tolist(), strict=True)
+    ]
+    return Drawn(episodes, rows + first_row[places][:, None], names)
 
 
 class ResidentFeed:
@@ -109,32 +150,24 @@ class ResidentFeed:
 
     def batch(self, numbers: list[int]) -> Batch:
         """The batch of some episodes, all of parts that are kept here."""
-        places = [self._part_of(number) for number in numbers]
-        episodes = [self._own[place].plan(number) for place, number in zip(places, numbers, strict=True)]
-        own_rows = np.array([[episode.query, *episode.supports] for episode in episodes])
-        rows = own_rows + self._first_row[places][:, None]
+        drawn = draw_episodes(self.dataset, self._first_row, numbers)
+        rows = drawn.rows
         planes = self.planes.index_select(0, upload(torch.from_numpy(rows.ravel()), self.device))
+        drawn.clear_absent(planes.unflatten(0, rows.shape)[:, 0, 3])
         if self.augmented:
-            seeds = [episode.seed + k for episode in episodes for k in range(own_rows.shape[1])]
+            seeds = [episode.seed + k for episode in drawn.episodes for k in range(rows.shape[1])]
             draws = Draws.unpacked(upload(draw(seeds, planes.shape[-1]).packed(), self.device))
             planes = strong(planes, draws)
         planes = planes.unflatten(0, rows.shape)
         query, support = planes[:, 0], planes[:, 1:]
-        names = [
-            [self._own[place].source.entries[row][0] for row in own]
-            for place, own in zip(places, own_rows.tolist(), strict=True)
-        ]
         return {
             "query": query[:, :3].contiguous(),
             "query_mask": (query[:, 3] == 1).to(torch.uint8),
             "ignore": query[:, 3] == VOID,
             "support": support[:, :, :3].contiguous(),
             "support_mask": (support[:, :, 3] == 1).to(torch.uint8),
-            "class_id": self._on_host(torch.tensor([episode.class_id for episode in episodes])),
-            "index": self._on_host(torch.tensor(numbers)),
             "query_size": self._on_host(self.sizes[rows[:, 0]]),
-            "query_name": [name for name, *_ in names],
-            "support_names": ["|".join(others) for _, *others in names],
+            **drawn.described(self._on_host),
         }
 
     def _on_host(self, tensor: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from vat.training.feed import (
 )
 from vat.training.journal import Journal
 from vat.training.kept import KeptFeatures
-from vat.training.optim import AveragedWeights, make_optimizer, rate, set_rate, used_share
+from vat.training.optim import AveragedWeights, fewest_steps, make_optimizer, rate, set_rate, used_share
 from vat.training.report import SETTINGS, write_report
 from vat.training.resident import ResidentFeed, check_resident
 from vat.training.safety import (
@@ -404,11 +404,3 @@ class Trainer:
             "processes": self.fabric.world_size,
             "precision": str(self.fabric.strategy.precision.precision),
         }
-
-
-def fewest_steps(steps: int | None, epochs: float | None, epoch: int, batch_size: int) -> int | None:
-    """What comes first, a number of steps or of epochs of `epoch` episodes; None where neither is set."""
-    choices = [] if steps is None else [steps]
-    if epochs is not None:
-        choices.append(max(1, round(epochs * epoch / batch_size)))
-    return min(choices, default=None)
