@@ -14,7 +14,7 @@ from vat.training import TrainingSettings, build_network, load_experiment
 from vat.training.config import dump_experiment
 from vat.training.feed import EpisodeNumbers, Share, batches_of, training_loader
 from vat.training.losses import cross_entropy, dice, end_point_error
-from vat.training.optim import AveragedWeights, make_optimizer, rate
+from vat.training.optim import AveragedWeights, fewest_steps, make_optimizer, rate
 from vat.training.safety import (
     Recent,
     Step,
@@ -26,7 +26,6 @@ from vat.training.safety import (
 )
 from vat.training.state import differences
 from vat.training.tasks import task_for
-from vat.training.trainer import fewest_steps
 from vat.zoo import config_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import data_fakes as fakes
 from vat.launch import make_fabric
 from vat.training import load_experiment
 from vat.training.feed import batches_of, training_loader
+from vat.training.resident import ResidentFeed
 from vat.training.trainer import Trainer
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -30,3 +32,54 @@ def test_a_step_never_waits_for_the_device(tmp_path):
     reading = trainer.recent.read()
     assert reading.bad is None
     assert trainer._facts()["precision"] == "bf16-mixed"
+
+
+@pytest.mark.gpu
+def test_a_step_with_images_on_the_device_never_waits_for_it_either(tmp_path):
+    changes = [
+        "data.name=fss",
+        f"data.root={fakes.fss(tmp_path / 'fss')}",
+        "data.cache=device",
+        "data.augment=strong",
+        "data.image_size=64",
+        "training.workers=0",
+    ]
+    experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
+    trainer = Trainer(experiment, tmp_path / "run", make_fabric("cuda", 1), resume=False)
+    batches = ResidentFeed(trainer.train_set, trainer.fabric.device, 0).batches(trainer.share, 0)
+    for _ in range(2):
+        trainer.step(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            trainer.step(batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert trainer.recent.read().bad is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", ["false", "true"])
+def test_kept_features_train_like_the_backbone_itself(tmp_path, graphs):
+    root = fakes.fss(tmp_path / "fss")
+    losses = {}
+    for features in ("none", "device", "disk"):
+        changes = [
+            "data.name=fss",
+            f"data.root={root}",
+            f"data.features={features}",
+            "data.image_size=64",
+            "model.overrides.frozen_backbone=true",
+            f"training.graphs={graphs}",
+            "training.workers=0",
+        ]
+        experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
+        trainer = Trainer(experiment, tmp_path / features, make_fabric("cuda", 1), resume=False)
+        with trainer.journal:
+            batches = trainer._batches()
+            for _ in range(3):
+                trainer.step(batches)
+            batches.close()
+        losses[features] = trainer.recent.read().loss
+    assert losses["device"] == pytest.approx(losses["none"], rel=2e-2)
+    assert losses["disk"] == pytest.approx(losses["none"], rel=2e-2)

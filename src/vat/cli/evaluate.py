@@ -48,6 +48,9 @@ def evaluate(
     voting: Annotated[str, typer.Option(help="How K masks become one: paper or published.")] = "paper",
     flip: Annotated[bool, typer.Option("--flip", help="Add the mirrored images to every prediction.")] = False,
     original_size: Annotated[bool, typer.Option("--original-size", help="Score at the mask's own size.")] = False,
+    absent: Annotated[
+        float, typer.Option(help="1.0: no query shows the class; how much of it is masked all the same?")
+    ] = 0.0,
     min_radius: Annotated[int, typer.Option(help="Smallest radius of mBA; common code has 1.")] = 3,
     alphas: Annotated[str, typer.Option(help="Thresholds of PCK, comma-separated.")] = "0.03,0.05,0.1,0.15",
     batch_size: Annotated[int, typer.Option(help="Episodes at a time on each device.", min=1)] = 4,
@@ -78,6 +81,8 @@ def evaluate(
         raise VatError("Synthetic images have no other size; leave --original-size out.")
     network, warnings = _open(model, backbone_weights, seed)
     options: dict[str, Any] = {"original_size": True} if original_size else {}
+    if absent:
+        options["absent"] = absent
     dataset = build(
         data,
         root,
@@ -90,7 +95,8 @@ def evaluate(
         episodes=episodes,
         **options,
     )
-    folder = out or Path("out/eval") / Path(model).stem / (f"{data}_fold{fold}" if data in FOLDED else data)
+    name = (f"{data}_fold{fold}" if data in FOLDED else data) + ("_absent" if absent else "")
+    folder = out or Path("out/eval") / Path(model).stem / name
     fabric = make_fabric(accelerator, devices, nodes, precision)
     console = Console(stderr=True, quiet=not fabric.is_global_zero)
     with _progress(console, folder) as progress:

@@ -19,6 +19,7 @@ from vat.data.transforms import Augmentation, resize
 from vat.errors import VatError
 from vat.images import to_tensor
 
+ABSENT_STREAM = 0xAB5E
 TEST_EPISODES = 1000
 """Episodes of a PASCAL-5i or COCO-20i test."""
 
@@ -33,6 +34,8 @@ class Episode:
     supports: tuple[int, ...]
     seed: int
     """Seed of the augmentation."""
+    absent: bool = False
+    """Whether the query is an image that is not listed for the class."""
 
 
 class EpisodeDataset(Dataset[dict[str, Any]]):
@@ -52,6 +55,8 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             protocol says, 1000 or every image once (a smaller number then takes evenly spaced images).
         class_balanced: in training, draw the class first, so that rare classes come as often as common ones.
         original_size: also give `query_mask_original` and `ignore_original` at the image's own size.
+        absent: share of episodes whose query does not show the class of its supports: an image that is not listed for
+            the class, with the class's own labels, of which there are hardly ever any. All else stays as it is drawn.
         cache: "memory" keeps decoded and resized images for the next time they are drawn.
     """
 
@@ -67,6 +72,7 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
         *,
         class_balanced: bool = False,
         original_size: bool = False,
+        absent: float = 0.0,
         cache: Literal["none", "memory"] = "none",
     ):
         self.source, self.shots, self.image_size, self.seed = source, shots, image_size, seed
@@ -83,6 +89,10 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
         if mode == "train":
             self._protocol = "random" if class_balanced else "any image"
         self._length = episodes if episodes is not None else self._default_length()
+        if not 0 <= absent <= 1:
+            raise VatError(f"absent is {absent}; a share of episodes lies between 0 and 1.")
+        self.absent = absent
+        self._without = self._rows_without() if absent else {}
         self._cache = ItemCache(len(source.entries), 4, image_size) if cache == "memory" else None
 
     def _rows_by_class(self) -> tuple[dict[int, np.ndarray], list[str]]:
@@ -95,6 +105,19 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             for c, count in small.items()
         ]
         return {c: np.array(r) for c, r in rows.items() if c not in small}, notes
+
+    def _rows_without(self) -> dict[int, np.ndarray]:
+        """For every class the rows whose image is not listed for it."""
+        _, image = np.unique([name for name, _ in self.source.entries], return_inverse=True)
+        without = {}
+        for class_id, rows in self._by_class.items():
+            without[class_id] = self._queries[~np.isin(image[self._queries], image[rows])]
+            if not len(without[class_id]):
+                raise VatError(
+                    f"Every image shows the class '{self.source.classes[class_id]}', so none can be a query without "
+                    "it; leave `absent` at 0."
+                )
+        return without
 
     def _default_length(self) -> int:
         fixed = self.mode == "test" and self._protocol != "every image"
@@ -125,6 +148,11 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             candidate = int(rows[rng.integers(len(rows))])
             if candidate not in chosen:
                 chosen.append(candidate)
+        if self.absent:
+            own = np.random.default_rng([self.seed, index, ABSENT_STREAM])  # the episode itself stays what it was
+            if own.random() < self.absent:
+                others = self._without[class_id]
+                return Episode(index, class_id, int(others[own.integers(len(others))]), tuple(chosen[1:]), seed, True)
         return Episode(index, class_id, query, tuple(chosen[1:]), seed)
 
     def _draw_query(self, index: int, rng: np.random.Generator) -> int:
@@ -140,7 +168,9 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         episode = self.plan(index)
-        query, query_labels, size = self._read(episode.query, episode.seed)
+        query, query_labels, size = self._read(
+            episode.query, episode.seed, episode.class_id if episode.absent else None
+        )
         supports = [self._read(row, episode.seed + 1 + k) for k, row in enumerate(episode.supports)]
         names = [self.source.entries[row][0] for row in (episode.query, *episode.supports)]
         sample = {
@@ -161,12 +191,15 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             sample["ignore_original"] = torch.from_numpy(np.zeros_like(mask) if void is None else void)
         return sample
 
-    def _read(self, row: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+    def _read(
+        self, row: int, seed: int, class_id: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
         """Image [3, S, S], labels {0, 1, VOID} [S, S] and original size of an entry, augmented by the
-        seed."""
-        cached = self._cache.get(row) if self._cache else None
-        planes, size = cached or self._decode(row)
+        seed; `class_id`: labels of another class than the entry's own."""
+        planes, size = self.planes(row)
         image, labels = planes[:3], planes[3]
+        if class_id is not None:
+            labels = self._labels(*self.source.read_labels(self.source.entries[row][0], class_id))[0]
         if self.transform:
             item = {"image": tv_tensors.Image(image), "labels": tv_tensors.Mask(labels[None])}
             item = self.transform(item, seed)
@@ -176,14 +209,23 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             )
         return image, labels, size
 
+    def planes(self, row: int) -> tuple[torch.Tensor, tuple[int, int]]:
+        """Image and labels {0, 1, VOID} of an entry as uint8 [4, S, S], not augmented, and the original size."""
+        cached = self._cache.get(row) if self._cache else None
+        return cached or self._decode(row)
+
     def _decode(self, row: int) -> tuple[torch.Tensor, tuple[int, int]]:
-        """Image and labels as planes [4, S, S], and the original size."""
         image, mask, void = self.source.load(*self.source.entries[row], at_least=self.image_size)
-        if void is not None:
-            mask[void] = VOID
         pixels = resize(tv_tensors.Image(to_tensor(image)), self.image_size)
-        labels = resize(tv_tensors.Mask(torch.from_numpy(mask)[None]), self.image_size)
-        planes = torch.cat([pixels.as_subclass(torch.Tensor), labels.as_subclass(torch.Tensor)])
+        planes = torch.cat([pixels.as_subclass(torch.Tensor), self._labels(mask, void)])
         if self._cache:
             self._cache.put(row, planes, mask.shape)
         return planes, mask.shape
+
+    def _labels(self, mask: np.ndarray, void: np.ndarray | None) -> torch.Tensor:
+        """A class's mask and void pixels [H, W] as labels {0, 1, VOID} [1, S, S]."""
+        labels = mask.astype(np.uint8)
+        if void is not None:
+            labels[void] = VOID
+        resized = resize(tv_tensors.Mask(torch.from_numpy(labels)[None]), self.image_size)
+        return resized.as_subclass(torch.Tensor)

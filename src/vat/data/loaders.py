@@ -161,7 +161,7 @@ def build(
         cache: "memory" keeps decoded images.
         cache_dir: where derived lists are kept; default the user's cache folder.
         mode: how samples are drawn; default as the split says.
-        options: further arguments of `EpisodeDataset` (class_balanced, original_size) or `PairDataset`
+        options: further arguments of `EpisodeDataset` (class_balanced, original_size, absent) or `PairDataset`
             (grid).
     """
     for what, value, least in (
@@ -174,6 +174,8 @@ def build(
             raise VatError(f"{what} is {value}; it must be at least {least}.")
     if cache not in ("none", "memory"):
         raise VatError(f"There is no cache '{cache}'; choose none or memory.")
+    if options.get("absent") and (name in SYNTHETIC or task_of(name) == "pairs"):
+        raise VatError(f"Queries without their class (absent) need episodes from files, which '{name}' does not have.")
     if name in SYNTHETIC:
         return _build_synthetic(name, split, shots, image_size, seed, episodes, **options)
     data_set = find(name)

@@ -246,6 +246,8 @@ class FolderSource(SegmentationSource):
         return labels >= (128 if labels.max() >= 128 else 1)
 
     def read_labels(self, name: str, class_id: int) -> tuple[np.ndarray, np.ndarray | None]:
+        if name.partition("/")[0] != self.classes[class_id]:  # an image of another folder shows nothing of the class
+            return np.zeros(image_size(self.image_path(name)), dtype=bool), None
         return self.foreground(name), None
 
 

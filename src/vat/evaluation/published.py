@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from vat.evaluation.absent import FalseMasks
 from vat.evaluation.report import Report
 from vat.evaluation.segmentation import Segmentation
 from vat.evaluation.tables import PlainTable, number
@@ -28,7 +29,7 @@ def beside(report: Report, data: str, fold: int = 0) -> list[PlainTable]:
 
     There are none where nothing was published.
     """
-    if data not in TITLES:
+    if data not in TITLES or isinstance(report.protocol, FalseMasks):
         return []
     if not isinstance(report.protocol, Segmentation):
         return _points(report, data)

@@ -20,6 +20,7 @@ from vat.checkpoint import checksum
 from vat.config import to_dict
 from vat.data import collate
 from vat.errors import VatError
+from vat.evaluation.absent import FalseMasks
 from vat.evaluation.correspondence import Correspondence
 from vat.evaluation.protocol import Protocol, Record
 from vat.evaluation.records import Journal, journals
@@ -52,7 +53,8 @@ def evaluate(
     """Evaluate a model on every sample of a data set of `vat.data.build`.
 
     Several numbers of `shots` share one pass: the data set is built with the largest, and fewer shots use the
-    first supports. A data set with `original_size=True` is scored at the masks' own sizes. Neither the batch
+    first supports. A data set with `original_size=True` is scored at the masks' own sizes; of one with `absent=1.0` it
+    is measured how much is masked although nothing should be. Neither the batch
     size nor the workers nor the processes of the `fabric` change what is computed, up to the rounding of the
     network's sums.
 
@@ -62,11 +64,16 @@ def evaluate(
         out: a folder for records, from which a later call with the same arguments goes on.
         restart: throw away the records in `out` first.
     """
-    protocol: Protocol = (
-        Correspondence(tuple(alphas), flip)
-        if model.config.task == "correspondence"  # type: ignore[union-attr]
-        else Segmentation(tuple(shots), voting, flip, min_radius)
-    )
+    protocol: Protocol
+    if model.config.task == "correspondence":  # type: ignore[union-attr]
+        protocol = Correspondence(tuple(alphas), flip)
+    else:
+        absent = getattr(dataset, "absent", 0.0)
+        if absent not in (0.0, 1.0):
+            raise VatError(
+                f"absent is {absent:g}; in an evaluation none (0) or all (1) of the queries lack their class."
+            )
+        protocol = (FalseMasks if absent else Segmentation)(tuple(shots), voting, flip, min_radius)
     protocol.check(dataset[0])
     fabric = fabric or make_fabric(devices=1)
     start = time.monotonic()
@@ -104,6 +111,8 @@ def describe(model: nn.Module, dataset: Any, protocol: Protocol, precision: str)
         for key in ("mode", "split", "shots", "image_size", "seed", "original_size")
         if hasattr(dataset, key)
     }
+    if getattr(dataset, "absent", 0.0):
+        data["absent"] = dataset.absent
     return {
         "model": {"family": model.family, "config": to_dict(model.config), "sha256": checksum(weights)},
         "data": data | {"length": len(dataset), "contents_sha256": _contents(dataset)},

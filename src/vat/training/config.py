@@ -52,8 +52,10 @@ class DataSettings:
     shots: int = 1
     image_size: int | None = None  # null: the model's
     augment: str = "none"
-    cache: Literal["none", "memory"] = "none"
+    cache: Literal["none", "memory", "device"] = "none"  # where decoded images are kept
+    features: Literal["none", "device", "disk"] = "none"  # where the maps of a frozen backbone are kept
     class_balanced: bool = False
+    absent: float = 0.0  # share of episodes whose query does not show the class
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class Experiment:
                 raise VatError(f"{name} is {amount}; it must be greater than 0.")
         if training.ema is not None and not 0 < training.ema < 1:
             raise VatError(f"training.ema is {training.ema}; a decay lies between 0 and 1, such as 0.999.")
+        if not 0 <= self.data.absent < 1:
+            raise VatError(f"data.absent is {self.data.absent}; it is a share of episodes, from 0 to less than 1.")
         if (self.data.name == MIXED) != bool(self.data.parts):
             raise VatError("data.parts belongs to data.name 'mixed', and 'mixed' needs parts.")
         if self.data.name == MIXED and validation.data is None:

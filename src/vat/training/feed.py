@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from vat.data import MixedDataset, build, collate, task_of
+from vat.data import SYNTHETIC, MixedDataset, build, collate, task_of
 from vat.errors import VatError
 from vat.training.config import MIXED, DataSettings, Experiment, PartSettings
 from vat.training.safety import STOP_SIGNALS
@@ -84,6 +84,8 @@ def _build_training(experiment: Experiment, part: PartSettings, image_size: int,
         if options:
             raise VatError("data.class_balanced is for episodes; pairs are drawn from a list.")
         options["class_balanced"] = True
+    if settings.absent and not (settings.name == MIXED and part.name in SYNTHETIC):  # what is drawn shows its class
+        options["absent"] = settings.absent
     return build(
         part.name,
         _root_of(part, settings),
@@ -94,7 +96,7 @@ def _build_training(experiment: Experiment, part: PartSettings, image_size: int,
         seed=experiment.training.seed,
         splits=settings.splits,
         augment=settings.augment,
-        cache=settings.cache,
+        cache=settings.cache if settings.cache != "device" and settings.features == "none" else "none",  # read once
         mode="train",
         **options,
     )
@@ -115,7 +117,7 @@ def validation_data(experiment: Experiment, image_size: int, grid: int) -> Datas
         seed=validation.seed,
         splits=settings.splits,
         episodes=validation.episodes,
-        cache=settings.cache,
+        cache="memory" if settings.cache == "device" else settings.cache,  # validation stays on loaders
         **options,
     )
 
@@ -132,7 +134,7 @@ def training_loader(
 ) -> DataLoader[dict[str, Any]]:
     """Endless batches; the workers live as long as the iterator and fetch ahead of the device."""
     sampler = EpisodeNumbers(share, first_step)
-    return DataLoader(dataset, batch_sampler=sampler, **_options(workers, pin))
+    return DataLoader(dataset, batch_sampler=sampler, **loader_options(workers, pin))
 
 
 def validation_loader(
@@ -140,10 +142,10 @@ def validation_loader(
 ) -> DataLoader[dict[str, Any]]:
     """Every world-th episode, so that the processes together see each one once."""
     mine = range(rank, len(dataset), world)  # type: ignore[arg-type]
-    return DataLoader(dataset, batch_size, sampler=mine, **_options(workers, pin))
+    return DataLoader(dataset, batch_size, sampler=mine, **loader_options(workers, pin))
 
 
-def batches_of(loader: DataLoader[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def batches_of(loader: DataLoader[Any]) -> Generator[Any]:
     """The loader's batches. A worker's error arrives inside its traceback; here it is one sentence again.
 
     The workers are told to end when nobody wants more: they ignore signals, and a process that exits while an iterator
@@ -170,7 +172,8 @@ def worker_count(wanted: int | None, cores: int) -> int:
     return wanted if wanted is not None else max(1, min(MOST_WORKERS, cores - 1))
 
 
-def _options(workers: int, pin: bool) -> dict[str, Any]:
+def loader_options(workers: int, pin: bool) -> dict[str, Any]:
+    """How every loader of a training process is set up."""
     return {
         "collate_fn": collate,
         # An iterator draws a seed for its workers when it starts: not from the numbers that a step draws from.

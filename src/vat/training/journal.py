@@ -69,7 +69,11 @@ class Journal:
             self.say(f"{100 * share:3.0f}% {facts}")
 
     def validating(self, done: int, total: int) -> None:
-        self._bar.update(self._row, description=f"validating {done}/{total}" if done < total else "training")
+        self.doing("validating", done, total)
+
+    def doing(self, what: str, done: int, total: int) -> None:
+        """Name in the bar what happens instead of training, as long as it does."""
+        self._bar.update(self._row, description=f"{what} {done}/{total}" if done < total else "training")
 
     def record(self, values: dict[str, Any]) -> None:
         """Add a row to `metrics.csv` and points to TensorBoard."""

@@ -91,3 +91,11 @@ class AveragedWeights:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, value in self.average.items():
             value.copy_(state[name])
+
+
+def fewest_steps(steps: int | None, epochs: float | None, epoch: int, batch_size: int) -> int | None:
+    """What comes first, a number of steps or of epochs of `epoch` episodes; None where neither is set."""
+    choices = [] if steps is None else [steps]
+    if epochs is not None:
+        choices.append(max(1, round(epochs * epoch / batch_size)))
+    return min(choices, default=None)

@@ -15,7 +15,7 @@ from torch import nn
 from vat.config import to_dict
 from vat.errors import VatError
 from vat.tensorfile import read_pickle, write_pickle
-from vat.training.config import Experiment
+from vat.training.config import Experiment, TrainingSettings
 from vat.training.optim import AveragedWeights
 
 FORMAT = 1
@@ -33,6 +33,7 @@ FREE_TO_CHANGE = {
     "data.root",
     "data.splits",
     "data.cache",
+    "data.features",
     "model.backbone_weights",
 }
 """What a resumed run may have otherwise (besides all of validation): how long, where and how fast it runs."""
@@ -99,13 +100,18 @@ def load_state(
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Names `section.key` of the settings that would make a resumed run another one."""
-    return sorted(
+    defaults = to_dict(Experiment(training=TrainingSettings(steps=1)))  # a run from before a setting existed had these
+    before, now = ({s: defaults[s] | given[s] for s in ("model", "data", "training")} for given in (before, now))
+    changed = {
         f"{section}.{key}"
-        for section in ("model", "data", "training")
-        for key in before[section].keys() | now[section].keys()
-        if f"{section}.{key}" not in FREE_TO_CHANGE
-        and _plain(before[section].get(key)) != _plain(now[section].get(key))
-    )
+        for section, settings in now.items()
+        for key in before[section].keys() | settings.keys()
+        if _plain(before[section].get(key)) != _plain(settings.get(key))
+    }
+    drawn_elsewhere = (before["data"]["cache"] == "device") != (now["data"]["cache"] == "device")
+    if drawn_elsewhere and now["data"]["augment"] != "none":  # the device augments by other random numbers
+        return sorted(changed - FREE_TO_CHANGE | {"data.cache"})
+    return sorted(changed - FREE_TO_CHANGE)
 
 
 def bytes_needed(network: nn.Module, averaged: bool) -> int:

@@ -18,6 +18,8 @@ from vat.training.config import Experiment
 from vat.training.losses import cross_entropy, dice, end_point_error
 
 Batch = dict[str, Any]
+QUERY_MAP, SUPPORT_MAP = "query_map_", "support_map_"
+"""Keys of kept feature maps [B, h, w, C] and [B, K, h, w, C] begin so; a batch has them or images."""
 Network = Callable[..., Tensor]
 ANY_CLASS = 0
 """Class of every training episode in the running score, which is over the foreground of all of them."""
@@ -64,6 +66,9 @@ class Segmentation(Task):
     losses_by_name = ("ce", "ce+dice")
 
     def predict(self, network: Network, batch: Batch, size: int | None = None) -> Tensor:
+        if "query" not in batch:
+            maps = [value for key, value in batch.items() if key.startswith((QUERY_MAP, SUPPORT_MAP))]
+            return network(batch["support_mask"].float(), *maps)
         query, support = self.normalize(batch["query"]), self.normalize(batch["support"])
         mask = batch["support_mask"].to(query.dtype)
         if size is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ from vat.training.feed import (
     worker_count,
 )
 from vat.training.journal import Journal
-from vat.training.optim import AveragedWeights, make_optimizer, rate, set_rate, used_share
+from vat.training.kept import KeptFeatures
+from vat.training.optim import AveragedWeights, fewest_steps, make_optimizer, rate, set_rate, used_share
 from vat.training.report import SETTINGS, write_report
+from vat.training.resident import ResidentFeed, check_resident
 from vat.training.safety import (
     Recent,
     Step,
@@ -98,14 +101,22 @@ class Trainer:
         self.workers = worker_count(settings.workers, cores)
         if fabric.device.type == "cpu":  # threads that fight with the workers for cores slow both down
             torch.set_num_threads(min(torch.get_num_threads(), max(1, cores - self.workers)))
+        self.kept = None
+        if experiment.data.features != "none":
+            self.kept = KeptFeatures(experiment, self.network, self.train_set)
+        elif experiment.data.cache == "device":
+            check_resident(self.train_set, fabric.device)
         if fabric.is_global_zero:
             check_folder(out, bytes_needed(self.network, settings.ema is not None))
         # the wrapped pair takes part in distributed training; state is read and written through the bare one
         self.bare_optimizer = make_optimizer(self.network, settings, fused=fabric.device.type == "cuda")
-        self.model, self.optimizer = fabric.setup(self.network, self.bare_optimizer)
+        self.module = self.kept.module if self.kept else self.network  # what a step calls
+        self.model, self.optimizer = fabric.setup(self.module, self.bare_optimizer)
+        if self.kept:
+            self.kept.open(fabric, out)
         self.forward = self._make_forward()
         self.ema = AveragedWeights(self.network, settings.ema) if settings.ema else None
-        self.progress = Progress()
+        self.progress, self.resumed = Progress(), resume
         if resume:
             self.progress = load_state(out, experiment, self.network, self.bare_optimizer, self.ema)
         self.recent = Recent()
@@ -133,9 +144,7 @@ class Trainer:
 
     def _train(self, stop: StopRequest) -> bool:
         """Steps, with readings, validations and checkpoints in between; True if told to stop."""
-        pin = self.fabric.device.type == "cuda"
-        loader = training_loader(self.train_set, self.share, self.progress.step, self.workers, pin)
-        batches = batches_of(loader)
+        batches = self._batches()
         self.network.train()
         self._since = time.monotonic()
         while self._share_used() < 1 and not self._out_of_patience():
@@ -148,6 +157,19 @@ class Trainer:
             if stopped:
                 return True
         return False
+
+    def _batches(self) -> Iterator[Batch]:
+        """Endless batches from the next step on: from loading processes, or of images that stay on the device."""
+        device, data = self.fabric.device, self.experiment.data
+        if self.kept:
+            report = partial(self.journal.doing, "computing features")
+            self.kept.fill(self.workers, report, resume=self.resumed)
+            return self.kept.batches(self.share, self.progress.step)
+        if data.cache == "device":
+            feed = ResidentFeed(self.train_set, device, self.workers, partial(self.journal.doing, "decoding"))
+            return feed.batches(self.share, self.progress.step)
+        loader = training_loader(self.train_set, self.share, self.progress.step, self.workers, device.type == "cuda")
+        return batches_of(loader)
 
     def step(self, batches: Iterator[Batch]) -> None:
         """One optimiser step. Nothing in it waits for the device."""
@@ -198,7 +220,7 @@ class Trainer:
         if self.fabric.device.type != "cuda" or self.fabric.world_size > 1 or self.settings.scales:
             raise VatError("training.graphs is for one GPU and one image size; set it to false.")
         half = "bf16" in str(self.fabric.strategy.precision.precision)
-        return GraphedTraining(self.network, torch.bfloat16 if half else torch.float32)
+        return GraphedTraining(self.module, torch.bfloat16 if half else torch.float32)
 
     def _clip(self) -> Tensor:
         """Norm of the gradient before it is scaled down to `training.clip`."""
@@ -312,6 +334,8 @@ class Trainer:
             self.validate()
         if self.fabric.is_global_zero:
             write_report(self.out, self.experiment, self.progress, self._facts())
+            if self.kept:
+                self.kept.remove()
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -380,11 +404,3 @@ class Trainer:
             "processes": self.fabric.world_size,
             "precision": str(self.fabric.strategy.precision.precision),
         }
-
-
-def fewest_steps(steps: int | None, epochs: float | None, epoch: int, batch_size: int) -> int | None:
-    """What comes first, a number of steps or of epochs of `epoch` episodes; None where neither is set."""
-    choices = [] if steps is None else [steps]
-    if epochs is not None:
-        choices.append(max(1, round(epochs * epoch / batch_size)))
-    return min(choices, default=None)
