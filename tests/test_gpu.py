@@ -6,6 +6,8 @@ import torch
 import vat
 from published import golden, inputs, write
 from small import episode, small
+from vat.bench import Case, run_case
+from vat.runner import GraphedTraining, _AutocastPass
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -42,6 +44,28 @@ def test_bfloat16_gives_the_same_mask(case, graphs):
     for _ in range(3):
         logits = runner(*arguments)
     assert (logits.argmax(1).cpu() == theirs).float().mean() >= 0.999
+
+
+@pytest.mark.parametrize(
+    "name", ["hsnet_resnet50.fss", "cats_resnet101.pfpascal", "ncnet_resnet101.pfpascal", "chm_resnet101.pfpascal"]
+)
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_the_other_methods_run_and_learn(name, mode):
+    result = run_case(Case(name, "cuda", mode, "bfloat16", batch=2, size=128, repeats=1, count=False))
+    assert result.error is None
+    assert result.peak_bytes > 0
+
+
+def test_training_replayed_as_a_graph_gives_the_gradients_of_a_plain_step():
+    query, support, mask = (t.cuda() for t in episode(batch=2))
+    gradients = []
+    for graphs in (False, True):
+        network = small(appearance_dropout=0.0).cuda().train()
+        forward = GraphedTraining(network, torch.bfloat16) if graphs else _AutocastPass(network, torch.bfloat16)
+        forward(query, support[:, 0], mask[:, 0]).square().mean().backward()
+        gradients.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
+    for name, expected in gradients[0].items():
+        assert (gradients[1][name] - expected).abs().max() <= 2e-2 * expected.abs().max() + 1e-9, name
 
 
 def test_gradients_agree_with_the_reference():
