@@ -85,7 +85,7 @@ def _forward_kernel(
         rows1 = load_rows(w1, j, H, c, D)
         columns2 = load_rows(w2, c, D, j, H)
         hidden = tl.dot(normal, tl.trans(rows1)) + load_vector(b1, j, H)
-        below, _ = _share_below(hidden)
+        below, bell = _share_below(hidden)  # a name of its own: variables keep their type in a loop
         activated = (hidden * below).to(x.dtype.element_ty)
         acc = tl.dot(activated, tl.trans(columns2), acc)
     store_rows(out, m, tokens, c, value.to(tl.float32) + acc + load_vector(b2, c, D), D)
