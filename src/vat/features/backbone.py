@@ -1,4 +1,7 @@
-"""Any timm backbone as a pyramid: the output of *every* block, grouped by stride, in one pass."""
+"""Any timm backbone as a pyramid: the output of *every* block, grouped by stride, in one pass.
+
+timm is imported only for a backbone of its own: a prediction of the built-in models does without it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import vat.features.slim  # noqa: F401  registers the backbone of the built-in models
 from vat.errors import VatError
+from vat.features import slim
 from vat.features.folding import fold_batch_norm
 from vat.features.walkers import family_by_name, family_of
 from vat.tensorfile import read_tensors
@@ -165,8 +167,21 @@ def _version(module: nn.Module) -> int:
     return hash(tuple((id(t), 0 if t.is_inference() else t._version) for t in tensors))
 
 
+def is_backbone(name: str) -> bool:
+    """Whether there is a backbone of this name, ours or timm's."""
+    if name == slim.NAME:
+        return True
+    import timm
+
+    return timm.is_model(name)
+
+
 def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std of a backbone's input in [0, 1], from timm's data of its default weights."""
+    if name == slim.NAME:
+        return slim.MEAN, slim.STD
+    import timm
+
     config = timm.get_pretrained_cfg(name)
     if config is None:
         raise VatError(f"timm knows no backbone {name!r}; `timm.list_models()` lists them.")
@@ -174,6 +189,12 @@ def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _create(name: str, pretrained: bool) -> Any:
+    if name == slim.NAME:
+        if pretrained:
+            raise VatError(f"The weights of {name!r} come with the built-in models, not from the hub; give a file.")
+        return slim.Lite4Slim()
+    import timm
+
     if not timm.is_model(name):
         raise VatError(f"timm knows no backbone {name!r}; `timm.list_models()` lists them.")
     family = family_by_name(name)

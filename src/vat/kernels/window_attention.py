@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.kernels.eager import runs_eagerly
 from vat.kernels.triton_utils import runs_triton
 
 OTHER_REGION = -100.0
@@ -46,7 +47,8 @@ def window_attention(qkv: Tensor, bias: Tensor, heads: int, window: Axes, shift:
         ``[B, H1, H2, H3, H4, heads * d]`` in the dtype of `qkv`; softmax and sums run in float32.
     """
     _check(qkv, bias, heads, window, shift)
-    return _window_attention_op(qkv, bias, heads, window, shift)[0]
+    run = _forward if runs_eagerly(qkv, bias) else _window_attention_op
+    return run(qkv, bias, heads, window, shift)[0]
 
 
 def window_attention_reference(qkv: Tensor, bias: Tensor, heads: int, window: Axes, shift: Axes) -> Tensor:
@@ -109,8 +111,7 @@ def _unpartition(x: Tensor, window: Sequence[int], grid: Sequence[int]) -> Tenso
     return x.reshape(x.shape[0], *grid, x.shape[-1])
 
 
-@torch.library.custom_op("vat::window_attention", mutates_args=())
-def _window_attention_op(
+def _forward(
     qkv: Tensor, bias: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """The output and what the backward kernels need besides it: the log-sum-exp of every row of scores."""
@@ -123,6 +124,9 @@ def _window_attention_op(
     else:
         _gathered_forward(qkv, bias, out, heads, window, shift)
     return out, lse
+
+
+_window_attention_op = torch.library.custom_op("vat::window_attention", _forward, mutates_args=())
 
 
 @_window_attention_op.register_fake
