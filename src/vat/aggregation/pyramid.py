@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vat.aggregation.embedding import EMBEDDINGS
+from vat.aggregation.embedding import EMBEDDINGS, VCM
 from vat.aggregation.memory import MemoryGuard
 from vat.aggregation.vtm import AggregatorSpec, build_aggregator
 from vat.config import LevelConfig, VATConfig
@@ -74,7 +74,12 @@ class PyramidEncoder(nn.Module):
         outputs: list[Tensor] = []
         for number, module in zip(self.numbers, self.levels, strict=True):
             release_freed(after=query[number])
-            tokens = module.embed(query.pop(number), support.pop(number))  # type: ignore[operator]
+            embed = module.embed
+            if isinstance(embed, VCM) and embed.fast:
+                inputs = embed.correlate(query.pop(number), support.pop(number))
+                tokens = embed.convolve(inputs)  # a step of its own: the features may be freed before
+            else:
+                tokens = embed(query.pop(number), support.pop(number))  # type: ignore[operator]
             if record is not None:
                 record[f"vcm_conv{number}"] = tokens
             if self.gpp and outputs:

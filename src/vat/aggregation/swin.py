@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from vat.aggregation.block import TransformerBlock
-from vat.kernels.window_attention import window_attention, window_attention_reference
+from vat.kernels.eager import runs_eagerly
+from vat.kernels.triton_utils import runs_triton
+from vat.kernels.window_attention import (
+    projected_window_attention,
+    window_attention,
+    window_attention_reference,
+)
 
 Axes = tuple[int, int, int, int]
 
@@ -45,9 +51,13 @@ class WindowAttention(nn.Module):
         return self.bias_table[index.flatten()].view(*index.shape, self.heads).permute(2, 0, 1).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(x)
         # An axis with a single window has nothing to shift against.
         shift: Any = tuple(s if n > w else 0 for s, n, w in zip(self.shift, x.shape[1:5], self.window, strict=True))
+        projections = (self.qkv.weight, self.qkv.bias, self.proj.weight, self.proj.bias)
+        plain = runs_eagerly(x, *projections) and not runs_triton(x) and not torch.is_autocast_enabled("cpu")
+        if self.fast and plain:
+            return projected_window_attention(x, projections, self.bias().to(x.dtype), self.heads, self.window, shift)
+        qkv = self.qkv(x)
         attend = window_attention if self.fast else window_attention_reference
         return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, shift))
 

@@ -17,6 +17,7 @@ from vat.errors import VatError
 from vat.features import slim
 from vat.features.folding import fold_batch_norm
 from vat.features.walkers import family_by_name, family_of
+from vat.host_memory import release_freed
 from vat.tensorfile import read_tensors
 
 FeatureMaps = dict[int, list[Tensor]]
@@ -85,6 +86,7 @@ class Backbone(nn.Module):
     def every_map(self, images: Tensor) -> list[Tensor]:
         """What the walker yields: all blocks in order, for a ResNet with its stem first."""
         images = _at_least(images, MIN_SIZE)
+        release_freed(after=images)  # of an earlier pass
         if not self.frozen:
             return self._walk(self.body, images)
         with torch.no_grad():
