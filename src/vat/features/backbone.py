@@ -96,7 +96,9 @@ class Backbone(nn.Module):
             return self._walk(body, images)
 
     def folded(self) -> Backbone:
-        """A backbone of the same function for inference alone, its BatchNorm folded for good."""
+        """A backbone of the same function for inference alone, its BatchNorm folded for good; itself, if it is one."""
+        if self.is_folded:
+            return self
         twin = copy.copy(self)
         twin._modules = {"body": fold_batch_norm(self.body).requires_grad_(False)}
         twin.frozen, twin.is_folded, twin._folded = True, True, None

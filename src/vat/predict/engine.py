@@ -44,6 +44,8 @@ class Engine:
         self.device = choose_device(device)
         self.dtype = choose_precision(precision, self.device)
         network = model if isinstance(model, PairNetwork) else _load(model)
+        if self.name is not None:  # weights as they were trained are in the package; here they would be a second copy
+            network.backbone = network.backbone.folded()
         if network.config.task != task:
             title = "This model" if isinstance(model, PairNetwork) else f"The model '{os.fspath(model)}'"
             raise VatError(f"{title} is for {network.config.task}; for {task} take another one (see `vat models`).")
