@@ -109,7 +109,7 @@ class Backbone(nn.Module):
         kind = images.device.type
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else next(self.body.parameters()).dtype
-        layout = torch.channels_last if kind == "cuda" else torch.contiguous_format
+        layout = layout_on(kind)
         if self.is_folded and not autocast:
             return self.body, images.to(dtype, memory_format=layout)
         version = (images.device, dtype, _version(self.body))
@@ -163,6 +163,11 @@ class Backbone(nn.Module):
             strides = ", ".join(str(2**level) for level in lacking)
             raise VatError(f"The backbone {self.name!r} has no feature maps of stride {strides}; choose another.")
         return plan, channels
+
+
+def layout_on(kind: str) -> torch.memory_format:
+    """The layout that convolutions of a kind of device take without copies: cuDNN and oneDNN prefer channels last."""
+    return torch.channels_last if kind in ("cuda", "cpu") else torch.contiguous_format
 
 
 def _version(module: nn.Module) -> int:
