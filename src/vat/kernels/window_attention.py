@@ -66,7 +66,7 @@ def projected_window_attention(
     out = torch.empty_like(x)
     for tokens, real, mask in _window_chunks(x, len(weight), window, shift):
         rows = F.linear(x.view(-1, x.shape[-1]).index_select(0, tokens.flatten()), weight, offset)
-        attended = _attend(*_by_head(rows, tokens, heads), bias, mask)
+        attended = _attend(_by_head(rows, tokens, heads), bias, mask)
         _scatter(out, tokens, real, F.linear(attended, out_weight, out_offset))
     return out
 
@@ -276,9 +276,10 @@ def _by_head(rows: Tensor, tokens: Tensor, heads: int) -> Tensor:
     return rows.view(*tokens.shape, 3, heads, -1).permute(2, 0, 3, 1, 4)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """``[windows, heads, N, d]`` -> ``[windows, N, heads * d]``."""
-    pair_bias = (bias.detach() + mask).to(q.dtype)
+def _attend(qkv: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """``[3, windows, heads, N, d]`` -> ``[windows, N, heads * d]``."""
+    q, k, v = qkv
+    pair_bias = (bias.detach() + mask).to(qkv.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=pair_bias[None]).transpose(1, 2).flatten(2)
 
 
@@ -294,7 +295,7 @@ def _gathered_forward(
 ) -> None:
     """Attention on a few gathered windows at a time."""
     for tokens, real, mask in _window_chunks(qkv, qkv.shape[-1], window, shift):
-        _scatter(out, tokens, real, _attend(*_gather_heads(qkv, tokens, heads), bias, mask))
+        _scatter(out, tokens, real, _attend(_gather_heads(qkv, tokens, heads), bias, mask))
 
 
 def _gathered_backward(
