@@ -1,5 +1,8 @@
 """The models inside the package do what their card says."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,31 @@ import vat
 from vat import builtin
 from vat.data import transfer_points
 from vat.data.synthetic import SyntheticEpisodes, SyntheticPairs
+
+HEAVY = (
+    "huggingface_hub",
+    "lightning",
+    "matplotlib",
+    "scipy",
+    "sympy",
+    "timm",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.onnx",
+    "torchmetrics",
+    "torchvision",
+    "triton",
+)
+PREDICTION = """
+import sys
+import numpy as np
+import vat
+
+photo = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+vat.Segmenter(device="cpu").fit([photo], [photo[..., 0] > 127]).predict(photo)
+vat.Matcher(device="cpu").match(photo, photo)
+print(*sys.modules)
+"""
 
 
 def test_both_fit_into_thirty_megabytes():
@@ -67,3 +95,11 @@ def test_points_are_found_again_far_better_than_by_chance():
         moved = transfer_points(flow, pair["target_kps"][None], 320)[0, :n]
         near += ((moved - pair["source_kps"][:n]).norm(dim=-1) < 0.1 * pair["pck_threshold"]).tolist()
     assert np.mean(near) > 0.35
+
+
+def test_a_prediction_loads_no_package_that_it_does_not_need():
+    """They would double the time to start and add 160 MB to a process that needs 650."""
+    done = subprocess.run([sys.executable, "-c", PREDICTION], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "torch" in loaded
+    assert not set(HEAVY) & set(loaded)

@@ -12,7 +12,12 @@ from torch import Tensor
 from kernel_device import device as device
 from vat.errors import VatError
 from vat.kernels import window_attention as module
-from vat.kernels.window_attention import Axes, window_attention, window_attention_reference
+from vat.kernels.window_attention import (
+    Axes,
+    projected_window_attention,
+    window_attention,
+    window_attention_reference,
+)
 
 # batch, grid, window, shift, heads, width of a head
 CASES: dict[str, tuple[int, Axes, Axes, Axes, int, int]] = {
@@ -47,6 +52,17 @@ def test_matches_the_definition(case: str, device: str) -> None:
     actual = window_attention(qkv, bias, *options)
     assert actual.is_contiguous()
     assert relative_error(actual, window_attention_reference(qkv, bias, *options)) < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_linear_layers_inside_the_loop_change_nothing(case: str) -> None:
+    qkv, bias, options = problem(case)
+    width = qkv.shape[-1] // 3
+    x = qkv[..., :width].clone()
+    weights = [torch.randn(shape) for shape in ((3 * width, width), (3 * width,), (width, width), (width,))]
+    made = torch.nn.functional.linear(x, weights[0], weights[1])
+    expected = torch.nn.functional.linear(window_attention_reference(made, bias, *options), weights[2], weights[3])
+    assert relative_error(projected_window_attention(x, weights, bias, *options), expected) < 1e-5
 
 
 def test_definition_by_hand() -> None:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms.v2.functional import resize as resize_as_in_training
 
 import vat
 from photos import disc, examples, photo
@@ -15,6 +16,7 @@ from small import small
 from vat.errors import VatError
 from vat.predict.engine import shrink_mask
 from vat.predict.tiles import blending_window, tile_boxes
+from vat.resize import resize_photo
 from vat.segmenter import posterior
 
 NETWORK = small().eval()
@@ -345,3 +347,12 @@ def test_the_gpu_agrees_with_the_cpu(fitted):
     assert all(np.array_equal(found[1], other) for other in found[2:])
     for probabilities in found:
         np.testing.assert_allclose(probabilities, expected, atol=0.05)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (32, 32), (9, 100)])
+@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
+def test_photos_are_resized_as_in_training(monkeypatch, shape, capability):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    pixels = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for view in (pixels.permute(2, 0, 1), pixels.permute(2, 0, 1).flip(-1), pixels.permute(2, 0, 1)[:, 2:8, 3:30]):
+        assert torch.equal(resize_photo(view, 32), resize_as_in_training(view, [32, 32], antialias=True))

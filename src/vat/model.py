@@ -14,6 +14,7 @@ from vat.cost import cost_volume, mask_on_grid
 from vat.decoder import build_decoder
 from vat.errors import VatError
 from vat.features import Backbone, FeatureMaps
+from vat.host_memory import release_freed
 from vat.kernels.unit_features import unit_features, unit_features_reference
 from vat.network import PairNetwork, flatten_shots
 from vat.registry import register_family
@@ -115,6 +116,7 @@ class VAT(PairNetwork):
             for level in self._grids:
                 record[f"cost_conv{level}"] = cost_volume(query.stacked[level], support.stacked[level])
         cost = self.encoder(query.stacked, support.stacked, record)
+        release_freed(after=cost)
         return self.unused(self.decoder(cost, query.maps, record))
 
     def stages(self, query: Tensor, support: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vat.features import Backbone
+from vat.features.backbone import layout_on
 from vat.network import PairNetwork
 
 MAX_GRAPHS = 8
@@ -149,8 +150,7 @@ def accelerate(model: PairNetwork, *, dtype: torch.dtype = torch.float32, graphs
     twin._modules = dict(model._modules)
     if isinstance(getattr(model, "backbone", None), Backbone):
         twin.backbone = model.backbone.folded()
-        if next(twin.backbone.parameters()).is_cuda:
-            twin.backbone.to(memory_format=torch.channels_last)
+        twin.backbone.to(memory_format=layout_on(next(twin.backbone.parameters()).device.type))
     if dtype != torch.float32:
         twin = copy.deepcopy(twin).to(dtype)
     return Accelerated(twin, dtype, graphs)

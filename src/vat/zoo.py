@@ -11,8 +11,6 @@ from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import Any
 
-import timm
-
 import vat.model  # noqa: F401  registers the family "vat"; the imports below register theirs
 from vat.baselines import CATsConfig, CHMConfig, HSNetConfig, NCNetConfig
 from vat.baselines.cats import PFPASCAL_HYPERPIXELS, SPAIR_HYPERPIXELS
@@ -28,6 +26,7 @@ from vat.config import (
     replace,
 )
 from vat.errors import VatError
+from vat.features.backbone import is_backbone
 from vat.network import PairNetwork
 from vat.prototype import PrototypeConfig
 from vat.registry import FAMILIES, family
@@ -120,7 +119,7 @@ def config_of(name: str) -> tuple[str, Any]:
         close = difflib.get_close_matches(name, list_models(), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise VatError(f"There is no model {name!r}; `vat models` lists them.{hint}")
-    if not timm.is_model(backbone):
+    if not is_backbone(backbone):
         raise VatError(f"The model name {name!r} asks for the backbone {backbone!r}, which timm does not have.")
     return family_name, replace(TAGS[family_name][tag], backbone=backbone)
 

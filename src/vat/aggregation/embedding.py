@@ -77,12 +77,18 @@ class VCM(nn.Module):
 
     def fused(self, query: Tensor, support: Tensor) -> Tensor:
         """The same without ever storing the cost volume, in channels-last layout throughout."""
+        return self.convolve(self.correlate(query, support))
+
+    def correlate(self, query: Tensor, support: Tensor) -> list[Tensor]:
+        """What the first unit's two convolutions see of the cost volume."""
+        first = self.units[0]
+        assert isinstance(first, Conv4d)
+        pooled = pooled_correlation(query, support, first.query_stride, first.support_stride)
+        return [volume.permute(0, 2, 3, 4, 5, 1) for volume in pooled]
+
+    def convolve(self, inputs: list[Tensor]) -> Tensor:
+        """The result of :meth:`correlate`, which is emptied on the way, -> tokens."""
         units = [unit for unit in self.units if isinstance(unit, Conv4d)]
-        first = units[0]
-        inputs = [
-            pooled.permute(0, 2, 3, 4, 5, 1)
-            for pooled in pooled_correlation(query, support, first.query_stride, first.support_stride)
-        ]
         for unit, following in zip(units, [*units[1:], None], strict=True):
             volume = unit.convolve(*inputs)
             inputs.clear()  # a quarter of the peak memory on a CPU

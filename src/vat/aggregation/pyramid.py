@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vat.aggregation.embedding import EMBEDDINGS
+from vat.aggregation.embedding import EMBEDDINGS, VCM
 from vat.aggregation.memory import MemoryGuard
 from vat.aggregation.recompute import embed_again, mix_again
 from vat.aggregation.vtm import AggregatorSpec, build_aggregator
@@ -48,18 +48,15 @@ class EncoderLevel(nn.Module):
         self.position = PositionEmbedding(dim, query_grid, support_grid) if config.position_embedding else None
         self.vtm = build_aggregator(config.aggregator, AggregatorSpec.of(level, config))
 
-    def embedded(self, query: Tensor, support: Tensor) -> Tensor:
-        """Stacked features of both images -> M^p."""
-        return embed_again(self.embed, query, support) if self._recomputes() else self.embed(query, support)
-
-    def _recomputes(self) -> bool:
+    def recomputes(self) -> bool:
+        """Whether a backward pass will compute this level's activations again."""
         return self.recompute and torch.is_grad_enabled()
 
     def aggregate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """M^p -> (A^p, VTM's own output)."""
         if self.position is not None:
             tokens = self.position(tokens)
-        aggregated = mix_again(self.vtm, tokens) if self._recomputes() else self.vtm(tokens)
+        aggregated = mix_again(self.vtm, tokens) if self.recomputes() else self.vtm(tokens)
         return (tokens + aggregated if self.residual else aggregated), aggregated
 
 
@@ -82,7 +79,14 @@ class PyramidEncoder(nn.Module):
         outputs: list[Tensor] = []
         for number, module in zip(self.numbers, self.levels, strict=True):
             release_freed(after=query[number])
-            tokens = module.embedded(query.pop(number), support.pop(number))  # type: ignore[operator]
+            embed = module.embed
+            if module.recomputes():  # type: ignore[operator]
+                tokens = embed_again(embed, query.pop(number), support.pop(number))  # type: ignore[arg-type]
+            elif isinstance(embed, VCM) and embed.fast:
+                inputs = embed.correlate(query.pop(number), support.pop(number))
+                tokens = embed.convolve(inputs)  # a step of its own: the features may be freed before
+            else:
+                tokens = embed(query.pop(number), support.pop(number))  # type: ignore[operator]
             if record is not None:
                 record[f"vcm_conv{number}"] = tokens
             if self.gpp and outputs:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from vat.aggregation.block import TransformerBlock
 from vat.kernels import attention_block
-from vat.kernels.window_attention import window_attention, window_attention_reference
+from vat.kernels.eager import runs_eagerly
+from vat.kernels.position_bias import spread_bias
+from vat.kernels.triton_utils import runs_triton
+from vat.kernels.window_attention import (
+    projected_window_attention,
+    window_attention,
+    window_attention_reference,
+)
 
 Axes = tuple[int, int, int, int]
 
@@ -43,12 +50,17 @@ class WindowAttention(nn.Module):
     def bias(self) -> Tensor:
         """Relative position bias [heads, N, N] gathered from the learned table."""
         index: Tensor = self.bias_index  # type: ignore[assignment]
-        return self.bias_table[index.flatten()].view(*index.shape, self.heads).permute(2, 0, 1).contiguous()
+        return spread_bias(self.bias_table, index)
 
     def forward(self, x: Tensor) -> Tensor:
+        projections = (self.qkv.weight, self.qkv.bias, self.proj.weight, self.proj.bias)
+        plain = runs_eagerly(x, *projections) and not runs_triton(x) and not torch.is_autocast_enabled("cpu")
+        shift = self._shift(x)
+        if self.fast and plain:
+            return projected_window_attention(x, projections, self.bias().to(x.dtype), self.heads, self.window, shift)
         qkv = self.qkv(x)
         attend = window_attention if self.fast else window_attention_reference
-        return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, self._shift(x)))
+        return self.proj(attend(qkv, self.bias().to(qkv.dtype), self.heads, self.window, shift))
 
     def with_residual(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """x + self(norm(x)), in one operator where there is one."""

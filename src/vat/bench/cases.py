@@ -11,9 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from vat.bench.device import DTYPES, median_seconds, synchronize
 from vat.config import Backend
@@ -185,6 +183,9 @@ def count_flop(case: Case) -> int:
 @lru_cache(maxsize=256)
 def _episode_flop(name: str, mode: Mode, shots: int, size: int | None, overrides: str) -> int:
     """Counted on the reference path, with tensors that hold no data."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode  # 50 MB of Triton, which would count as the model's
+
     case = Case(name, mode=mode, shots=shots, size=size, overrides=json.loads(overrides))
     ghost = create_model(case.model, **case.overrides)
     if hasattr(ghost, "set_backend"):

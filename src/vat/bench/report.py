@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -66,7 +66,7 @@ def as_json(results: list[Result], limits: DeviceLimits, growth: dict[str, list[
         "versions": {
             "vat": vat.__version__,
             "torch": torch.__version__,
-            "timm": timm.__version__,
+            "timm": version("timm"),
             "python": platform.python_version(),
         },
         "device": asdict(limits),

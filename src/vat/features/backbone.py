@@ -1,4 +1,7 @@
-"""Any timm backbone as a pyramid: the output of *every* block, grouped by stride, in one pass."""
+"""Any timm backbone as a pyramid: the output of *every* block, grouped by stride, in one pass.
+
+timm is imported only for a backbone of its own: a prediction of the built-in models does without it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import vat.features.slim  # noqa: F401  registers the backbone of the built-in models
 from vat.errors import VatError
+from vat.features import slim
 from vat.features.folding import fold_batch_norm, join_residuals
 from vat.features.walkers import family_by_name, family_of
+from vat.host_memory import release_freed
 from vat.tensorfile import read_tensors
 
 FeatureMaps = dict[int, list[Tensor]]
@@ -83,6 +86,7 @@ class Backbone(nn.Module):
     def every_map(self, images: Tensor) -> list[Tensor]:
         """What the walker yields: all blocks in order, for a ResNet with its stem first."""
         images = _at_least(images, MIN_SIZE)
+        release_freed(after=images)  # of an earlier pass
         if not self.frozen:
             return self._walk(self.body, images)
         with torch.no_grad():
@@ -92,7 +96,9 @@ class Backbone(nn.Module):
             return self._walk(body, images)
 
     def folded(self) -> Backbone:
-        """A backbone of the same function for inference alone, its BatchNorm folded for good."""
+        """A backbone of the same function for inference alone, its BatchNorm folded for good; itself, if it is one."""
+        if self.is_folded:
+            return self
         twin = copy.copy(self)
         body = fold_batch_norm(self.body).requires_grad_(False)
         if self.mean.is_cuda:
@@ -106,7 +112,7 @@ class Backbone(nn.Module):
         kind = images.device.type
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else next(self.body.parameters()).dtype
-        layout = torch.channels_last if kind == "cuda" else torch.contiguous_format
+        layout = layout_on(kind)
         if self.is_folded and not autocast:
             return self.body, images.to(dtype, memory_format=layout)
         version = (images.device, dtype, _version(self.body))
@@ -164,14 +170,32 @@ class Backbone(nn.Module):
         return plan, channels
 
 
+def layout_on(kind: str) -> torch.memory_format:
+    """The layout that convolutions of a kind of device take without copies: cuDNN and oneDNN prefer channels last."""
+    return torch.channels_last if kind in ("cuda", "cpu") else torch.contiguous_format
+
+
 def _version(module: nn.Module) -> int:
     """Changes whenever a weight or buffer is written in place or replaced."""
     tensors = [*module.parameters(), *module.buffers()]
     return hash(tuple((id(t), 0 if t.is_inference() else t._version) for t in tensors))
 
 
+def is_backbone(name: str) -> bool:
+    """Whether there is a backbone of this name, ours or timm's."""
+    if name == slim.NAME:
+        return True
+    import timm
+
+    return timm.is_model(name)
+
+
 def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std of a backbone's input in [0, 1], from timm's data of its default weights."""
+    if name == slim.NAME:
+        return slim.MEAN, slim.STD
+    import timm
+
     config = timm.get_pretrained_cfg(name)
     if config is None:
         raise VatError(f"timm knows no backbone {name!r}; `timm.list_models()` lists them.")
@@ -179,6 +203,12 @@ def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _create(name: str, pretrained: bool) -> Any:
+    if name == slim.NAME:
+        if pretrained:
+            raise VatError(f"The weights of {name!r} come with the built-in models, not from the hub; give a file.")
+        return slim.Lite4Slim()
+    import timm
+
     if not timm.is_model(name):
         raise VatError(f"timm knows no backbone {name!r}; `timm.list_models()` lists them.")
     family = family_by_name(name)

@@ -9,67 +9,110 @@ head (Lite4: 11.2 M).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
-from timm.models import EfficientNet, build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models._efficientnet_builder import BN_EPS_TF_DEFAULT, decode_arch_def, resolve_act_layer, resolve_bn_args
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vat.errors import VatError
 
+NAME = "lite4_slim"
 TEACHER = "tf_efficientnet_lite4"
+MEAN = STD = (0.5, 0.5, 0.5)
+BN_EPS = 1e-3
+STEM = 32
 KEPT: tuple[tuple[int, ...], ...] = ((0,), (0, 3), (0, 2, 3), (0, 2, 4, 5), (0, 2, 4, 5), (0, 5, 7), (0,))
 """Blocks of the teacher's seven stages that stay. The first of a stage changes width or stride, the last makes the
 map that the next stage was trained on."""
-_STAGES = (
-    "ds_r{}_k3_s1_e1_c24",
-    "ir_r{}_k3_s2_e6_c32",
-    "ir_r{}_k5_s2_e6_c56",
-    "ir_r{}_k3_s2_e6_c112",
-    "ir_r{}_k5_s1_e6_c160",
-    "ir_r{}_k5_s2_e6_c272",
-    "ir_r{}_k3_s1_e6_c448",
-)
-
-default_cfgs = generate_default_cfgs(
-    {
-        "lite4_slim": {
-            "input_size": (3, 320, 320),
-            "pool_size": (10, 10),
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "interpolation": "bilinear",
-            "crop_pct": 1.0,
-            "num_classes": 1000,
-            "first_conv": "conv_stem",
-            "classifier": "classifier",
-        }
-    }
-)
+_STAGES = ((3, 1, 1, 24), (3, 2, 6, 32), (5, 2, 6, 56), (3, 2, 6, 112), (5, 1, 6, 160), (5, 2, 6, 272), (3, 1, 6, 448))
+"""Kernel, stride of the first block, widening inside a block, channels."""
 
 
-@register_model
-def lite4_slim(pretrained: bool = False, **kwargs: Any) -> EfficientNet:
-    """The backbone for `timm.create_model`; its weights come with the built-in models, not from a hub."""
-    kwargs.setdefault("bn_eps", BN_EPS_TF_DEFAULT)
-    kwargs.setdefault("pad_type", "same")
-    stages = [[stage.format(len(kept))] for stage, kept in zip(_STAGES, KEPT, strict=True)]
-    activation, norm_options = resolve_act_layer(kwargs, "relu6"), resolve_bn_args(kwargs)
-    return build_model_with_cfg(
-        EfficientNet,
-        "lite4_slim",
-        pretrained,
-        block_args=decode_arch_def(stages),
-        num_features=1280,
-        stem_size=32,
-        fix_stem=True,
-        act_layer=activation,
-        norm_layer=partial(nn.BatchNorm2d, **norm_options),
-        **kwargs,
-    )
+class SameConv2d(nn.Conv2d):
+    """A strided convolution padded as TensorFlow does it, where the teacher comes from: more after than before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (kernel, _), (stride, _) = self.kernel_size, self.stride
+        down, across = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[-2:])
+        x = F.pad(x, (across // 2, across - across // 2, down // 2, down - down // 2))
+        return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class NormAct(nn.BatchNorm2d):
+    """BatchNorm and ReLU6 under the names that timm gives them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, eps=BN_EPS)
+        self.act = nn.ReLU6(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
+class Separable(nn.Module):
+    """Depthwise, then pointwise: the first stage's block."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
+        super().__init__()
+        self.conv_dw = _conv(inputs, inputs, kernel, groups=inputs)
+        self.bn1 = NormAct(inputs)
+        self.conv_pw = _conv(inputs, outputs)
+        self.bn2 = nn.BatchNorm2d(outputs, eps=BN_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
+
+
+class Inverted(nn.Module):
+    """Widen, depthwise, narrow; around it a shortcut where the shape stays."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, widening: int) -> None:
+        super().__init__()
+        inner = widening * inputs
+        self.shortcut = inputs == outputs and stride == 1
+        self.conv_pw = _conv(inputs, inner)
+        self.bn1 = NormAct(inner)
+        self.conv_dw = _conv(inner, inner, kernel, stride, groups=inner)
+        self.bn2 = NormAct(inner)
+        self.conv_pwl = _conv(inner, outputs)
+        self.bn3 = nn.BatchNorm2d(outputs, eps=BN_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))
+        y = self.bn3(self.conv_pwl(y))
+        return y + x if self.shortcut else y
+
+
+class Lite4Slim(nn.Module):
+    """The backbone without a head, with timm's names of an EfficientNet's layers, but without timm: importing that
+    takes longer and more memory than the built-in models themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_stem = _conv(3, STEM, 3, 2)
+        self.bn1 = NormAct(STEM)
+        stages, width = [], STEM
+        for (kernel, stride, widening, channels), kept in zip(_STAGES, KEPT, strict=True):
+            blocks: list[nn.Module] = []
+            for i in range(len(kept)):
+                if widening == 1:
+                    blocks.append(Separable(width, channels, kernel))
+                else:
+                    blocks.append(Inverted(width, channels, kernel, 1 if i else stride, widening))
+                width = channels
+            stages.append(nn.Sequential(*blocks))
+        self.blocks = nn.Sequential(*stages)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+
+
+def _conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    kind = nn.Conv2d if stride == 1 else SameConv2d
+    return kind(inputs, outputs, kernel, stride, kernel // 2 if stride == 1 else 0, groups=groups, bias=False)
 
 
 def from_teacher(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from vat.errors import VatError
 from vat.kernels.eager import runs_eagerly
 from vat.kernels.triton_utils import runs_triton
 
-MAX_CHUNK_BYTES = 16 << 20  # of a CPU temporary, which then stays in cache and in memory that malloc reuses
+MAX_CHUNK_BYTES = 4 << 20  # of a CPU temporary, which then stays in cache and in memory that malloc reuses
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

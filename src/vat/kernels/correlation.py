@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.kernels.eager import runs_eagerly
 from vat.kernels.triton_utils import runs_triton
 
 CPU_BLOCK_BYTES = 8 << 20  # a block of cost that stays in a CPU's last-level cache; larger blocks gain nothing
@@ -55,7 +56,8 @@ def pooled_correlation(query: Tensor, support: Tensor, query_stride: int, suppor
         raise VatError(f"query is {query.dtype} and support is {support.dtype}; cast one of them.")
     if query_stride < 1 or support_stride < 1:
         raise VatError(f"pooling strides must be at least 1, got ({query_stride}, {support_stride}).")
-    return _pooled_correlation_op(query, support, query_stride, support_stride)
+    run = _forward if runs_eagerly(query, support) else _pooled_correlation_op
+    return run(query, support, query_stride, support_stride)
 
 
 def pooled_correlation_reference(
@@ -72,10 +74,7 @@ def pooled_correlation_reference(
     return support_pooled, query_pooled.contiguous()
 
 
-@torch.library.custom_op("vat::pooled_correlation", mutates_args=())
-def _pooled_correlation_op(
-    query: Tensor, support: Tensor, query_stride: int, support_stride: int
-) -> tuple[Tensor, Tensor]:
+def _forward(query: Tensor, support: Tensor, query_stride: int, support_stride: int) -> tuple[Tensor, Tensor]:
     query, support = query.contiguous(), support.contiguous()
     pooled = _empty_outputs(query, support, query_stride, support_stride)
     if runs_triton(query) and _triton_can(query, support, query_stride, support_stride):
@@ -85,6 +84,9 @@ def _pooled_correlation_op(
     else:
         _blocked_forward(query, support, *pooled, query_stride, support_stride)
     return pooled
+
+
+_pooled_correlation_op = torch.library.custom_op("vat::pooled_correlation", _forward, mutates_args=())
 
 
 @_pooled_correlation_op.register_fake

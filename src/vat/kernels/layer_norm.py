@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.kernels.eager import runs_eagerly
 from vat.kernels.triton_utils import runs_triton
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,6 +29,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
             f"LayerNorm with weights {list(weight.shape)} and {list(bias.shape)} does not fit tokens "
             f"of width {x.shape[-1]}."
         )
+    if runs_eagerly(x, weight, bias) and not _runs_triton(x):
+        return layer_norm_reference(x, weight, bias, eps)
     return _layer_norm_op(x.reshape(-1, x.shape[-1]).contiguous(), weight, bias, eps).view(x.shape)
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.kernels.eager import runs_eagerly
 from vat.kernels.layer_norm import KERNEL_DTYPES, layer_norm, layer_norm_gradients, layer_norm_reference
 from vat.kernels.triton_utils import multiplies_exactly, product, runs_triton
 
@@ -53,7 +54,9 @@ def mlp_block(
             f"of width {x.shape[-1]}."
         )
     tokens = x.reshape(-1, D).contiguous()
-    return _mlp_block_op(tokens, norm_weight, norm_bias, w1, b1, w2, b2, eps).view(x.shape)
+    arguments = (tokens, norm_weight, norm_bias, w1, b1, w2, b2)
+    run = _forward if runs_eagerly(*arguments) else _mlp_block_op
+    return run(*arguments, eps).view(x.shape)
 
 
 def mlp_block_reference(
@@ -73,8 +76,7 @@ def mlp_block_reference(
         return x + F.linear(hidden, w2, b2)
 
 
-@torch.library.custom_op("vat::mlp_block", mutates_args=())
-def _mlp_block_op(
+def _forward(
     x: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
@@ -98,6 +100,9 @@ def _mlp_block_op(
             hidden = F.gelu(F.linear(layer_norm(x[rows], norm_weight, norm_bias, eps), w1, b1))
             torch.add(x[rows], F.linear(hidden, w2, b2), out=out[rows])
     return out
+
+
+_mlp_block_op = torch.library.custom_op("vat::mlp_block", _forward, mutates_args=())
 
 
 @_mlp_block_op.register_fake

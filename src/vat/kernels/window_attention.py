@@ -6,7 +6,9 @@ of positions; the result goes back to where the tokens came from. Rolling brings
 an axis into one window; such pairs get -100. Padding is never attended to.
 
 `window_attention` runs Triton kernels on CUDA that read and write the unpartitioned tokens; elsewhere it
-gathers a few windows at a time, so that its temporaries stay at a few megabytes for any grid.
+gathers a few windows at a time, so that its temporaries stay at a few megabytes for any grid. On a CPU without
+gradients `projected_window_attention` has the linear layers before and after inside that loop: queries, keys and
+values of all tokens would be the largest tensor of the aggregation.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vat.errors import VatError
+from vat.kernels.eager import runs_eagerly
 from vat.kernels.triton_utils import runs_triton
 
 OTHER_REGION = -100.0
@@ -46,7 +49,26 @@ def window_attention(qkv: Tensor, bias: Tensor, heads: int, window: Axes, shift:
         ``[B, H1, H2, H3, H4, heads * d]`` in the dtype of `qkv`; softmax and sums run in float32.
     """
     check(qkv.shape, bias, heads, window, shift)
-    return _window_attention_op(qkv, bias, heads, window, shift)[0]
+    run = _forward if runs_eagerly(qkv, bias) else _window_attention_op
+    return run(qkv, bias, heads, window, shift)[0]
+
+
+def projected_window_attention(
+    x: Tensor, projections: Sequence[Tensor], bias: Tensor, heads: int, window: Axes, shift: Axes
+) -> Tensor:
+    """`window_attention` of ``x [B, H1, H2, H3, H4, C]`` with the linear layers around it, without gradients.
+
+    `projections`: weight ``[3C, C]`` and bias of the layer that makes queries, keys and values, weight ``[C, C]`` and
+    bias of the one after the attention.
+    """
+    weight, offset, out_weight, out_offset = projections
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    for tokens, real, mask in _window_chunks(x, len(weight), window, shift):
+        rows = F.linear(x.view(-1, x.shape[-1]).index_select(0, tokens.flatten()), weight, offset)
+        attended = _attend(_by_head(rows, tokens, heads), bias, mask)
+        _scatter(out, tokens, real, F.linear(attended, out_weight, out_offset))
+    return out
 
 
 def window_attention_reference(qkv: Tensor, bias: Tensor, heads: int, window: Axes, shift: Axes) -> Tensor:
@@ -110,8 +132,7 @@ def _unpartition(x: Tensor, window: Sequence[int], grid: Sequence[int]) -> Tenso
     return x.reshape(x.shape[0], *grid, x.shape[-1])
 
 
-@torch.library.custom_op("vat::window_attention", mutates_args=())
-def _window_attention_op(
+def _forward(
     qkv: Tensor, bias: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """The output and what the backward kernels need besides it: the log-sum-exp of every row of scores."""
@@ -124,6 +145,9 @@ def _window_attention_op(
     else:
         _gathered_forward(qkv, bias, out, heads, window, shift)
     return out, lse
+
+
+_window_attention_op = torch.library.custom_op("vat::window_attention", _forward, mutates_args=())
 
 
 @_window_attention_op.register_fake
@@ -228,21 +252,36 @@ def window_groups(grid: Axes, window: Axes, shift: Axes) -> tuple[WindowGroup, .
     return tuple(groups)
 
 
-def _window_chunks(qkv: Tensor, window: Sequence[int], shift: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """A few windows at a time: their token numbers in the batch, which of them are real, and their mask."""
-    grid = _axes(qkv.shape[1:5])
-    at_once = max(1, GATHER_BYTES // (prod(window) * qkv.shape[-1] * qkv.element_size()))
+def _window_chunks(
+    x: Tensor, width: int, window: Sequence[int], shift: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """A few windows at a time: their token numbers in the batch, which of them are real, and their mask.
+
+    `width`: channels of the queries, keys and values of a token.
+    """
+    grid = _axes(x.shape[1:5])
+    at_once = max(1, GATHER_BYTES // (prod(window) * width * x.element_size()))
     for group in window_groups(grid, _axes(window), _axes(shift)):
-        tokens, real, mask = (t.to(qkv.device) for t in group)
-        for image in range(qkv.shape[0]):
+        tokens, real, mask = (t.to(x.device) for t in group)
+        for image in range(x.shape[0]):
             for chunk in tokens.split(at_once):
                 yield chunk + image * prod(grid), real, mask
 
 
 def _gather_heads(qkv: Tensor, tokens: Tensor, heads: int) -> Tensor:
     """Queries, keys and values ``[3, windows, heads, N, d]`` of the given tokens."""
-    rows = qkv.view(-1, qkv.shape[-1]).index_select(0, tokens.flatten())
+    return _by_head(qkv.view(-1, qkv.shape[-1]).index_select(0, tokens.flatten()), tokens, heads)
+
+
+def _by_head(rows: Tensor, tokens: Tensor, heads: int) -> Tensor:
     return rows.view(*tokens.shape, 3, heads, -1).permute(2, 0, 3, 1, 4)
+
+
+def _attend(qkv: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """``[3, windows, heads, N, d]`` -> ``[windows, N, heads * d]``."""
+    q, k, v = qkv
+    pair_bias = (bias.detach() + mask).to(qkv.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=pair_bias[None]).transpose(1, 2).flatten(2)
 
 
 def _scatter(target: Tensor, tokens: Tensor, real: Tensor, rows: Tensor) -> None:
@@ -256,11 +295,8 @@ def _gathered_forward(
     qkv: Tensor, bias: Tensor, out: Tensor, heads: int, window: Sequence[int], shift: Sequence[int]
 ) -> None:
     """Attention on a few gathered windows at a time."""
-    for tokens, real, mask in _window_chunks(qkv, window, shift):
-        q, k, v = _gather_heads(qkv, tokens, heads)
-        pair_bias = (bias.detach() + mask).to(qkv.dtype)
-        rows = F.scaled_dot_product_attention(q, k, v, attn_mask=pair_bias[None])
-        _scatter(out, tokens, real, rows.transpose(1, 2).flatten(2))
+    for tokens, real, mask in _window_chunks(qkv, qkv.shape[-1], window, shift):
+        _scatter(out, tokens, real, _attend(_gather_heads(qkv, tokens, heads), bias, mask))
 
 
 def _gathered_backward(
@@ -276,7 +312,7 @@ def _gathered_backward(
     precise = torch.promote_types(qkv.dtype, torch.float32)
     scale = (qkv.shape[-1] // 3 // heads) ** -0.5
     grad_bias = torch.zeros(bias.shape, dtype=precise, device=bias.device)
-    for tokens, real, mask in _window_chunks(qkv, window, shift):
+    for tokens, real, mask in _window_chunks(qkv, qkv.shape[-1], window, shift):
         q, k, v = _gather_heads(qkv, tokens, heads).to(precise)
         grad = grad_out.view(-1, grad_out.shape[-1]).index_select(0, tokens.flatten())
         grad = grad.view(*tokens.shape, heads, -1).transpose(1, 2).to(precise) * real[:, None]

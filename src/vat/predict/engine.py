@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2 import functional as transforms
 
 from vat.builtin import BUILTIN, is_builtin
 from vat.checkpoint import load
@@ -20,6 +19,7 @@ from vat.errors import VatError
 from vat.images import ImageLike, read_image, to_tensor
 from vat.network import PairNetwork
 from vat.predict.encodings import Encoding, length, spread
+from vat.resize import resize_photo
 from vat.runner import GraphCache, accelerate
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,6 +44,8 @@ class Engine:
         self.device = choose_device(device)
         self.dtype = choose_precision(precision, self.device)
         network = model if isinstance(model, PairNetwork) else _load(model)
+        if self.name is not None:  # weights as they were trained are in the package; here they would be a second copy
+            network.backbone = network.backbone.folded()
         if network.config.task != task:
             title = "This model" if isinstance(model, PairNetwork) else f"The model '{os.fspath(model)}'"
             raise VatError(f"{title} is for {network.config.task}; for {task} take another one (see `vat models`).")
@@ -99,7 +101,7 @@ class Engine:
 
     def _input(self, image: Tensor, side: int) -> Tensor:
         """uint8 [3, H, W] -> normalised [1, 3, side, side]. The aspect ratio is not kept, as in training."""
-        square = transforms.resize(image, [side, side], antialias=True)
+        square = resize_photo(image, side)
         return self.network.normalize(square.to(self.device)[None]).to(self.dtype)
 
     @torch.inference_mode()
@@ -142,7 +144,7 @@ def read_pixels(image: ImageLike, at_least: int) -> Tensor:
 def shrink_mask(mask: np.ndarray, side: int) -> Tensor:
     """bool [h, w] -> float32 [side, side], nearest pixels as in training; an object too thin for that is kept."""
     values = torch.from_numpy(np.ascontiguousarray(mask)).float()[None]
-    nearest = transforms.resize(values, [side, side], transforms.InterpolationMode.NEAREST)
+    nearest = F.interpolate(values[None], (side, side), mode="nearest")[0]
     return nearest[0] if nearest.any() else F.adaptive_max_pool2d(values, side)[0]
 
 
