@@ -56,10 +56,10 @@ class Segmentation(Protocol):
         """The masks of every group of :func:`truths`, at the size of its truth."""
         query, support = model.normalize(batch["query"]), model.normalize(batch["support"])
         mask = batch["support_mask"].to(query.dtype)
-        images = query, support, mask
-        views = [decoded(model, *images, self.shots, self.self_support)]
+        views = [decoded(model, query, support, mask, self.shots, self.self_support)]
         if self.flip:
-            views.append(decoded(model, *(x.flip(-1) for x in images), self.shots, self.self_support))
+            mirrored = query.flip(-1), support.flip(-1), mask.flip(-1)
+            views.append(decoded(model, *mirrored, self.shots, self.self_support))
         return [
             {shots: self._mask(model, [view[shots][rows] for view in views], truth.shape[-2:]) for shots in self.shots}
             for rows, truth, _ in truths(batch)
