@@ -164,7 +164,7 @@ def test_a_photo_is_encoded_once_and_examples_are_decoded_one_by_one(monkeypatch
     queries, batches = [], []
     model = segmenter.engine._model
     encode, decode = model.encode_query, model.decode
-    monkeypatch.setattr(model, "encode_query", lambda x: queries.append(len(x)) or encode(x))
+    monkeypatch.setattr(model, "encode_query", lambda x, *f: queries.append(len(x)) or encode(x, *f))
     monkeypatch.setattr(model, "decode", lambda q, s: batches.append(len(s.stacked[5])) or decode(q, s))
     segmenter.predict(photo(7))
     assert queries == [1]

@@ -29,6 +29,7 @@ from vat.predict.masks import MaskLike, example_mask
 from vat.predict.results import Segmentation
 from vat.predict.supports import MAX_CLASSES, as_examples
 from vat.predict.tiles import Tiles, Views, class_scores
+from vat.self_support import SelfSupport
 
 OnError = Literal["raise", "skip"] | Callable[[Path, VatError], None]
 
@@ -49,6 +50,7 @@ class Options:
     tiles: Tiles = None
     scales: Sequence[float] = (1.0,)
     flip: bool = False
+    self_support: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -56,7 +58,7 @@ class Options:
         self.views()  # refuses what cannot be, before anything is computed
 
     def views(self) -> Views:
-        return Views(self.tiles, tuple(self.scales), self.flip)
+        return Views(self.tiles, tuple(self.scales), self.flip, SelfSupport() if self.self_support else None)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class Segmenter:
         tiles: Tiles = None,
         scales: Sequence[float] = (1.0,),
         flip: bool = False,
+        self_support: bool = False,
     ) -> Segmentation:
         """The masks of one photo, at its own size and orientation.
 
@@ -162,8 +165,10 @@ class Segmenter:
                 suggests), for small and thin objects in large photos. Takes as many times longer as there are tiles.
             scales: sizes to look at the photo in, relative to the network's own; the mean is taken.
             flip: look at the mirrored photo too.
+            self_support: look again, with what was surely found as one more example (`vat.self_support`); each tile
+                and view by itself.
         """
-        options = Options(threshold, overlapping, tiles, scales, flip)
+        options = Options(threshold, overlapping, tiles, scales, flip, self_support)
         return self._segment(self._read(image, options), options, self._learnt())
 
     def predict_batch(self, images: Iterable[ImageLike], **options: Any) -> list[Segmentation]:

@@ -47,6 +47,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the episodes (and of untrained weights).")] = 0,
     voting: Annotated[str, typer.Option(help="How K masks become one: paper or published.")] = "paper",
     flip: Annotated[bool, typer.Option("--flip", help="Add the mirrored images to every prediction.")] = False,
+    self_support: Annotated[
+        bool, typer.Option("--self-support", help="Look again, with what is surely found as one more example.")
+    ] = False,
     original_size: Annotated[bool, typer.Option("--original-size", help="Score at the mask's own size.")] = False,
     absent: Annotated[
         float, typer.Option(help="1.0: no query shows the class; how much of it is masked all the same?")
@@ -73,10 +76,11 @@ def evaluate(
     from vat.data import build, task_of
     from vat.evaluation.published import beside
     from vat.launch import make_fabric
+    from vat.self_support import SelfSupport
 
     counts, thresholds = numbers(shots, "--shots", int, least=1), numbers(alphas, "--alphas")
-    if task_of(data) == "pairs" and (counts != [1] or original_size):
-        raise VatError(f"'{data}' holds pairs; --shots and --original-size are for segmentation.")
+    if task_of(data) == "pairs" and (counts != [1] or original_size or self_support):
+        raise VatError(f"'{data}' holds pairs; --shots, --original-size and --self-support are for segmentation.")
     if original_size and root is None:
         raise VatError("Synthetic images have no other size; leave --original-size out.")
     network, warnings = _open(model, backbone_weights, seed)
@@ -107,6 +111,7 @@ def evaluate(
             voting=voting,
             flip=flip,
             min_radius=min_radius,
+            self_support=SelfSupport() if self_support else None,
             alphas=thresholds,
             batch_size=batch_size,
             workers=workers,

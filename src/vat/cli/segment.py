@@ -64,6 +64,9 @@ def segment(
     ] = None,
     scales: Annotated[str, typer.Option(help="Average over these sizes of the photo, such as 1,1.5.")] = "1",
     flip: Annotated[bool, typer.Option("--flip", help="Average with the mirrored photo.")] = False,
+    self_support: Annotated[
+        bool, typer.Option("--self-support", help="Look again, with what is surely found as one more example.")
+    ] = False,
     every: Annotated[int, typer.Option(help="Of a video, take every N-th frame.", min=1)] = 1,
     size: Size = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples at a time; default: as many as fit.", min=1)] = None,
@@ -103,6 +106,8 @@ def segment(
         "scales": numbers(scales, "--scales"),
         "flip": flip,
     }
+    if self_support:  # only then: photos that are done without it stay done
+        options["self_support"] = True
     if save_fitted is not None:
         examples.segmenter.save(save_fitted)
     console = Console(quiet=quiet, highlight=False, soft_wrap=True)

@@ -119,6 +119,8 @@ def environment(device: torch.device, processes: int) -> dict[str, str]:
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return " and ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
     return "/".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -27,6 +27,7 @@ from vat.evaluation.records import Journal, journals
 from vat.evaluation.report import Report, environment
 from vat.evaluation.segmentation import Segmentation
 from vat.launch import make_fabric
+from vat.self_support import SelfSupport
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of this process's episodes that are done, of all it has, and the results so far."""
@@ -42,6 +43,7 @@ def evaluate(
     voting: str = "paper",
     flip: bool = False,
     min_radius: int = 3,
+    self_support: SelfSupport | None = None,
     alphas: Sequence[float] = (0.03, 0.05, 0.1, 0.15),
     batch_size: int = 4,
     workers: int = 0,
@@ -59,13 +61,15 @@ def evaluate(
     network's sums.
 
     Args:
-        voting, flip, min_radius: see `Segmentation`; `alphas`, `flip`: see `Correspondence`.
+        voting, flip, min_radius, self_support: see `Segmentation`; `alphas`, `flip`: see `Correspondence`.
         fabric: from `vat.launch.make_fabric`; default one process on the best device.
         out: a folder for records, from which a later call with the same arguments goes on.
         restart: throw away the records in `out` first.
     """
     protocol: Protocol
     if model.config.task == "correspondence":  # type: ignore[union-attr]
+        if self_support is not None:
+            raise VatError("Self-support makes an example of a predicted mask; a correspondence model predicts none.")
         protocol = Correspondence(tuple(alphas), flip)
     else:
         absent = getattr(dataset, "absent", 0.0)
@@ -73,7 +77,7 @@ def evaluate(
             raise VatError(
                 f"absent is {absent:g}; in an evaluation none (0) or all (1) of the queries lack their class."
             )
-        protocol = (FalseMasks if absent else Segmentation)(tuple(shots), voting, flip, min_radius)
+        protocol = (FalseMasks if absent else Segmentation)(tuple(shots), voting, flip, min_radius, self_support)
     protocol.check(dataset[0])
     fabric = fabric or make_fabric(devices=1)
     start = time.monotonic()
@@ -113,10 +117,11 @@ def describe(model: nn.Module, dataset: Any, protocol: Protocol, precision: str)
     }
     if getattr(dataset, "absent", 0.0):
         data["absent"] = dataset.absent
+    rules = {key: value for key, value in to_dict(protocol).items() if value is not None}
     return {
         "model": {"family": model.family, "config": to_dict(model.config), "sha256": checksum(weights)},
         "data": data | {"length": len(dataset), "contents_sha256": _contents(dataset)},
-        "protocol": {"task": protocol.task, **to_dict(protocol)},
+        "protocol": {"task": protocol.task, **rules},
         "precision": str(precision),
         "vat": vat.__version__,
     }

@@ -14,6 +14,7 @@ from vat.evaluation.protocol import Batch, Protocol, Record, identity, or_none, 
 from vat.evaluation.tables import PlainTable, number
 from vat.metrics import FewShotIoU, boundary_accuracy, intersection_and_union
 from vat.model import vote
+from vat.self_support import SelfSupport
 
 Masks = dict[int, Tensor]
 """Number of shots -> predicted masks [b, H, W]."""
@@ -22,13 +23,14 @@ Masks = dict[int, Tensor]
 @dataclass(frozen=True)
 class Segmentation(Protocol):
     """`voting` is a rule of `vat.model.vote`; `flip` adds the prediction for the mirrored query and supports;
-    `min_radius` is that of `vat.metrics.boundary_accuracy`.
+    `min_radius` is that of `vat.metrics.boundary_accuracy`; with `self_support` every view looks a second time.
     """
 
     shots: tuple[int, ...] = (1,)
     voting: str = "paper"
     flip: bool = False
     min_radius: int = 3
+    self_support: SelfSupport | None = None
 
     task = "segmentation"
     unit = "episodes"
@@ -54,9 +56,10 @@ class Segmentation(Protocol):
         """The masks of every group of :func:`truths`, at the size of its truth."""
         query, support = model.normalize(batch["query"]), model.normalize(batch["support"])
         mask = batch["support_mask"].to(query.dtype)
-        views = [decoded(model, query, support, mask, self.shots)]
+        views = [decoded(model, query, support, mask, self.shots, self.self_support)]
         if self.flip:
-            views.append(decoded(model, query.flip(-1), support.flip(-1), mask.flip(-1), self.shots))
+            mirrored = query.flip(-1), support.flip(-1), mask.flip(-1)
+            views.append(decoded(model, *mirrored, self.shots, self.self_support))
         return [
             {shots: self._mask(model, [view[shots][rows] for view in views], truth.shape[-2:]) for shots in self.shots}
             for rows, truth, _ in truths(batch)
@@ -142,18 +145,31 @@ class CountedIoU(FewShotIoU):
         self.episodes.index_add_(0, row, torch.ones_like(row))
 
 
-def decoded(model: Any, query: Tensor, support: Tensor, mask: Tensor, shots: Sequence[int]) -> dict[int, Tensor]:
+def decoded(
+    model: Any,
+    query: Tensor,
+    support: Tensor,
+    mask: Tensor,
+    shots: Sequence[int],
+    self_support: SelfSupport | None = None,
+) -> dict[int, Tensor]:
     """Number of shots -> decoder outputs [B, V, 2, h, w] of queries [B, 3, H, W], supports [B, K, 3, H, W].
 
     Queries and supports are encoded once. Where every support votes (V = K), fewer shots are the first votes
-    of more; a model that merges its supports (V = 1) is asked again with the first of them.
+    of more; a model that merges its supports (V = 1) is asked again with the first of them. The second look of
+    self-support depends on what all of the k shots say, so there is one for each number of shots.
     """
     most = max(shots)
-    seen, known = model.encode_query(query), model.encode_support(support[:, :most], mask[:, :most])
+    features = None if self_support is None else model.extract(query)
+    seen, known = model.encode_query(query, features), model.encode_support(support[:, :most], mask[:, :most])
     if known.shots == most:
         output = model.decode(seen, known).unflatten(0, (-1, most))
-        return {k: output[:, :k] for k in shots}
-    return {k: model.decode(seen, known.first(k)).unsqueeze(1) for k in shots}
+        outputs = {k: output[:, :k] for k in shots}
+    else:
+        outputs = {k: model.decode(seen, known.first(k)).unsqueeze(1) for k in shots}
+    if self_support is None:
+        return outputs
+    return {k: self_support.logits(model, query, features, seen, output) for k, output in outputs.items()}
 
 
 def truths(batch: Batch) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -21,6 +21,7 @@ from vat.network import PairNetwork
 from vat.predict.encodings import Encoding, length, spread
 from vat.resize import resize_photo
 from vat.runner import GraphCache, accelerate
+from vat.self_support import SelfSupport
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MIN_SIDE, MAX_SIDE = 32, 4096
@@ -67,20 +68,32 @@ class Engine:
         with self._lock, torch.inference_mode():
             return self._model.encode_support(self._input(image, self.image_size), inside[None])
 
-    def margins(self, view: Tensor, chunks: tuple[Encoding, ...], scale: float = 1.0) -> Tensor:
+    def margins(
+        self,
+        view: Tensor,
+        chunks: tuple[Encoding, ...],
+        scale: float = 1.0,
+        owners: tuple[int, ...] = (),
+        self_support: SelfSupport | None = None,
+    ) -> Tensor:
         """How far foreground is ahead of background: calibrated log-odds float32 [N, h, w], one map for each of the
         N examples in the chunks.
 
-        The view, uint8 [3, H, W], is encoded once; chunks of examples are decoded one after the other.
+        The view, uint8 [3, H, W], is encoded once; chunks of examples are decoded one after the other. With
+        `self_support` the view is looked at again for each class; `owners` has the class of every example.
         """
         temperature = self.network.temperature
 
         def run(images: Tensor) -> Tensor:
-            query = self._model.encode_query(images)
+            features = None if self_support is None else self._model.extract(images)
+            query = self._model.encode_query(images, features)
             outputs = [self._model.decode(spread(query, length(chunk)), chunk).float() for chunk in chunks]
-            return torch.cat([(output[:, 1] - output[:, 0]) / temperature for output in outputs])
+            margins = torch.cat([(output[:, 1] - output[:, 0]) / temperature for output in outputs])
+            if self_support is None:
+                return margins
+            return self_support.by_class(self._model, images, features, query, margins, owners)
 
-        return self._pass(("margins", chunks), run, self._input(view, round(scale * self.image_size)))
+        return self._pass((("margins", self_support), chunks), run, self._input(view, round(scale * self.image_size)))
 
     def flows(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Flows float32 [2, g, g] in cells between photos uint8 [3, H, W]: from source to target, and back.

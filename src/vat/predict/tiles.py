@@ -3,7 +3,7 @@
 Every example votes with a probability; votes are averaged over the examples of a class and over views (scales,
 mirror images). Averages become log-odds, and all that follows is linear in these: blending of tiles, the mean of the
 whole photo and its tiles, and the resize to the photo's own size. So a pixel that the whole photo rules out stays
-out, whatever a tile without any context makes of it.
+out, whatever a tile without any context makes of it. Self-support is a matter of each view and tile by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vat.errors import VatError
 from vat.predict.encodings import Encoding
 from vat.predict.engine import Engine
 from vat.resize import resize
+from vat.self_support import SelfSupport
 
 Tiles = int | Literal["auto"] | None
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -36,6 +37,7 @@ class Views:
     tiles: Tiles = None
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
+    self_support: SelfSupport | None = None
 
     def __post_init__(self) -> None:
         if not self.scales or not all(0.25 <= scale <= 4 for scale in self.scales):
@@ -89,9 +91,10 @@ def _scores_of_view(
     """Log-odds [C, h, w] on the decoder's grid."""
     found: list[Tensor] = []
     for scale in views.scales:
-        found.append(engine.margins(photo, chunks, scale).sigmoid())
+        found.append(engine.margins(photo, chunks, scale, owners, views.self_support).sigmoid())
         if views.flip:
-            found.append(engine.margins(photo.flip(-1), chunks, scale).sigmoid().flip(-1))
+            mirrored = engine.margins(photo.flip(-1), chunks, scale, owners, views.self_support)
+            found.append(mirrored.sigmoid().flip(-1))
     grid = (found[0].shape[-2], found[0].shape[-1])
     votes = torch.stack([resize(view[None], grid)[0] for view in found]).mean(0)
     members = torch.tensor(owners)
