@@ -128,6 +128,17 @@ def test_a_file_gives_the_same_flow(family, tmp_path):
         torch.testing.assert_close(loaded(*pair()), network(*pair()))
 
 
+@pytest.mark.parametrize("family", ["ncnet", "chm"])
+def test_bfloat16_inference_gives_nearly_the_same_flow(family):
+    network = small(family).eval()
+    target, source = pair()
+    with torch.inference_mode():
+        expected = network(target, source)
+    flow = vat.accelerate(network, dtype=torch.bfloat16)(target, source)
+    assert flow.dtype == torch.float32
+    assert (flow - expected).abs().mean() < 0.5
+
+
 def test_weights_of_the_published_sizes():
     def counted(name):
         network = vat.create_model(name, backbone="resnet18", hyperpixels=(6,))

@@ -68,6 +68,27 @@ def test_training_from_kept_maps_is_the_same_training(tmp_path: Path, root: Path
     assert not (tmp_path / "kept" / "features").exists()
 
 
+@pytest.mark.parametrize("where", ["device", "disk"])
+def test_maps_of_different_precision_are_kept_as_they_are(
+    tmp_path: Path, root: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU autocast makes the first maps of a ConvNeXt float32 and the others bfloat16."""
+
+    def widened(self: Backbone, images: torch.Tensor) -> Any:
+        levels = forward(self, images)
+        levels[2] = [levels[2][0].float(), *levels[2][1:]]
+        return levels
+
+    forward = Backbone.forward
+    monkeypatch.setattr(Backbone, "forward", widened)
+    losses = []
+    for features in ("none", where):
+        changes = [f"data.features={features}", "training.precision=bf16-mixed", "training.steps=2"]
+        train(experiment(root, *changes), tmp_path / features, make_fabric("cpu", 1, precision="bf16-mixed"))
+        losses.append(losses_and_weights(tmp_path / features)[0])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
 def test_the_backbone_runs_once_per_image_and_not_at_all_for_files_of_an_interrupted_run(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

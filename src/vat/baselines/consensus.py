@@ -146,7 +146,7 @@ class ConsensusNetwork(HyperpixelNetwork):
     def convolve(self, volume: Tensor) -> Tensor:
         """[B, L, H, W, h, w] -> [B, 1, H, W, h, w]."""
         for kernel, bias in zip(self.kernels, self.biases, strict=True):
-            volume = F.relu(conv4d(volume, kernel(), bias))
+            volume = F.relu(conv4d(volume, kernel().to(volume.dtype), bias.to(volume.dtype)))
         return volume
 
 

@@ -26,6 +26,7 @@ from vat.training.config import Experiment
 from vat.training.resident import free_memory, parts_of
 
 FOLDER = "features"
+AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 PROBE_SIZE = 96
 """Side of the image that shows which maps a network looks at; it looks at the same ones at any size."""
 
@@ -98,8 +99,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class FromFeatures(nn.Module):
     """A network that is given maps: `forward(mask [B, K, S, S], *maps of queries, *maps of supports)` -> logits.
 
-    Only tensors go in, so that it can be recorded as a graph. Half floats come as the integers of the same bits:
-    Fabric casts every other half to float32 on the way in.
+    Only tensors go in, so that it can be recorded as a graph. Floats come as the integers of the same bits: Fabric
+    casts all others to one precision on the way in, and autocast leaves some maps of a backbone wider than others.
     """
 
     def __init__(self, network: PairNetwork) -> None:
@@ -161,7 +162,7 @@ class Maps:
 
 
 class Backboned:
-    """The backbone's maps of images, in training's precision, as they are kept: channels last, halves as integers."""
+    """The backbone's maps of images, in training's precision, as they are kept: channels last, as integers."""
 
     def __init__(self, module: FromFeatures, autocast: Any, device: torch.device, size: int) -> None:
         self.module, self.autocast, self.device = module, autocast, device
@@ -178,7 +179,7 @@ class Backboned:
             leaves, _ = tree_flatten(network.extract(network.normalize(images.to(self.device, non_blocking=True))))
         maps = [leaves[i].movedim(-3, -1).contiguous() for i in self.module.layout.kept]
         self.module.dtypes = {i: m.dtype for i, m in zip(self.module.layout.kept, maps, strict=True)}
-        return [m.view(torch.int16) if m.element_size() == 2 else m for m in maps]
+        return [m.view(AS_INTEGERS[m.element_size()]) for m in maps]
 
 
 def free_disk(folder: Path) -> int:
