@@ -123,8 +123,8 @@ def test_a_run_with_absent_queries_ends_well(tmp_path: Path, changes: tuple[str,
 
 
 def test_where_nothing_can_be_absent_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(VatError, match="from files, which 'synthetic' does not have"):
-        training_data(experiment(tmp_path, "data.name=synthetic"), 48, 0)
+    with pytest.raises(VatError, match="'synthetic-pairs' has pairs"):
+        build("synthetic-pairs", split="train", absent=0.5)
     with pytest.raises(VatError, match="from 0 to less than 1"):
         experiment(tmp_path, "data.absent=1.5")
     with pytest.raises(VatError, match="between 0 and 1"):
@@ -176,3 +176,18 @@ def test_the_command_reports_what_is_masked_wrongly(tmp_path: Path) -> None:
     assert 0 <= found["masked"] <= 100
     assert "masked wrongly" in (tmp_path / "out" / "report.md").read_text()
     assert "mIoU" not in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_drawn_queries_can_lack_their_class_too() -> None:
+    plain = build("synthetic", split="val", image_size=48)
+    some = build("synthetic", split="val", image_size=48, absent=0.4)
+    lacking = [index for index in range(25) if not some[index]["query_mask"].any()]
+    assert 4 <= len(lacking) <= 16
+    for index in range(25):
+        first, second = plain[index], some[index]
+        assert torch.equal(first["support"], second["support"])
+        assert first["class_id"] == second["class_id"]
+        assert torch.equal(first["query"], second["query"]) == (index not in lacking)
+        if index in lacking:
+            scene = some.scene(index, 0)
+            assert all(instance.recipe.class_id != int(second["class_id"]) for instance in scene.instances)

@@ -174,8 +174,8 @@ def build(
             raise VatError(f"{what} is {value}; it must be at least {least}.")
     if cache not in ("none", "memory"):
         raise VatError(f"There is no cache '{cache}'; choose none or memory.")
-    if options.get("absent") and (name in SYNTHETIC or task_of(name) == "pairs"):
-        raise VatError(f"Queries without their class (absent) need episodes from files, which '{name}' does not have.")
+    if options.get("absent") and task_of(name) == "pairs":
+        raise VatError(f"Queries without their class (absent) are for episodes; '{name}' has pairs.")
     if name in SYNTHETIC:
         return _build_synthetic(name, split, shots, image_size, seed, episodes, **options)
     data_set = find(name)
@@ -200,6 +200,7 @@ def _build_synthetic(
     seed: int,
     episodes: int | None,
     grid: int = 32,
+    absent: float = 0.0,
     **_: Any,
 ) -> Dataset[dict[str, Any]]:
     """Other options (augment, class_balanced, ...) mean nothing here: every scene varies, every class is as likely."""
@@ -207,7 +208,7 @@ def _build_synthetic(
 
     if name == "synthetic":
         return synthetic.SyntheticEpisodes(
-            split=split, shots=shots, image_size=image_size or 473, seed=seed, episodes=episodes
+            split=split, shots=shots, image_size=image_size or 473, seed=seed, episodes=episodes, absent=absent
         )
     size = image_size or 512
     return synthetic.SyntheticPairs(split=split, image_size=size, grid=grid, seed=seed, episodes=episodes)

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from vat.data import SYNTHETIC, MixedDataset, build, collate, task_of
+from vat.data import MixedDataset, build, collate, task_of
 from vat.errors import VatError
 from vat.training.config import MIXED, DataSettings, Experiment, PartSettings
 from vat.training.safety import STOP_SIGNALS
@@ -84,7 +84,7 @@ def _build_training(experiment: Experiment, part: PartSettings, image_size: int,
         if options:
             raise VatError("data.class_balanced is for episodes; pairs are drawn from a list.")
         options["class_balanced"] = True
-    if settings.absent and not (settings.name == MIXED and part.name in SYNTHETIC):  # what is drawn shows its class
+    if settings.absent:
         options["absent"] = settings.absent
     return build(
         part.name,

@@ -23,6 +23,7 @@ from vat.errors import VatError
 DEFAULT_LENGTH = {"train": 10_000, "val": 400, "test": 1_000}
 SPLIT_CODES = {split: code for code, split in enumerate(DEFAULT_LENGTH)}
 EPISODE_STREAM, PAIR_STREAM = 0xE915, 0x9A12
+ABSENT_ROLE = 0xAB5E  # of the stream that decides whether a query shows its class: beyond those of pictures
 
 
 class _SyntheticDataset(Dataset[dict[str, Any]]):
@@ -105,6 +106,7 @@ class SyntheticEpisodes(_SyntheticDataset):
         split: "train" has two thousand million classes, "val" 100 and "test" 200 others.
         episodes: episodes per epoch; indices beyond it are valid, too.
         classes: ids to draw from, default all of the split.
+        absent: share of episodes whose query shows other classes only, so that its mask is empty.
     """
 
     kind = EPISODE_STREAM
@@ -117,25 +119,41 @@ class SyntheticEpisodes(_SyntheticDataset):
         seed: int = 0,
         episodes: int | None = None,
         classes: Iterable[int] | None = None,
+        absent: float = 0.0,
     ) -> None:
         super().__init__(split, image_size, seed, episodes, classes)
         if shots < 1:
             raise VatError(f"shots is {shots}; an episode needs at least one support image.")
-        self.shots = shots
+        if absent and len(self._class_ids) < 2:
+            raise VatError("Queries without the class (absent) need a second class to show.")
+        self.shots, self.absent = shots, absent
 
     def scene(self, index: int, picture: int) -> Scene:
         """Picture 0 of an episode is the query, picture k the k-th support."""
-        recipe = class_recipe(self._class_id(index))
+        meant = self._class_id(index)
+        recipe = class_recipe(self._another(index, meant) if picture == 0 and self._lacks(index) else meant)
         rng = self._stream(index, picture + 1)
-        others = self._others(recipe, rng)
+        others = [other for other in self._others(recipe, rng) if recipe.class_id == meant or other.class_id != meant]
         return compose(rng, recipe, others, self.image_size, n_targets=1 + int(rng.random() < 0.12))
+
+    def _lacks(self, index: int) -> bool:
+        """Whether the query of an episode goes without its class."""
+        return self.absent > 0 and self._stream(index, ABSENT_ROLE).random() < self.absent
+
+    def _another(self, index: int, meant: int) -> int:
+        """Class that such a query shows."""
+        rng = self._stream(index, ABSENT_ROLE + 1)
+        while (drawn := self._class_ids[int(rng.integers(len(self._class_ids)))]) == meant:
+            pass
+        return drawn
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         query, *supports = (self.scene(index, picture) for picture in range(self.shots + 1))
+        mask = np.zeros_like(query.mask) if self._lacks(index) else query.mask
         names = [f"{self.split}-{self.seed}-{index}-{picture}" for picture in range(self.shots + 1)]
         return {
             "query": torch.from_numpy(query.image),
-            "query_mask": torch.from_numpy(query.mask),
+            "query_mask": torch.from_numpy(mask),
             "ignore": torch.zeros(self.image_size, self.image_size, dtype=torch.bool),
             "support": torch.from_numpy(np.stack([scene.image for scene in supports])),
             "support_mask": torch.from_numpy(np.stack([scene.mask for scene in supports])),
