@@ -19,7 +19,6 @@ from vat.evaluation import evaluate
 from vat.evaluation.absent import FalseMasks
 from vat.launch import make_fabric
 from vat.training import load_experiment, train
-from vat.training.feed import training_data
 from vat.training.losses import cross_entropy, dice
 from vat.training.resident import ResidentFeed
 
