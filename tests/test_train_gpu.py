@@ -15,12 +15,8 @@ from vat.training.trainer import Trainer
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
-@pytest.mark.gpu
-def test_a_step_never_waits_for_the_device(tmp_path):
-    changes = ["training.workers=0", "training.ema=0.99", "data.image_size=64", "training.accumulate=2"]
-    experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
-    trainer = Trainer(experiment, tmp_path, make_fabric("cuda", 1), resume=False)
-    batches = batches_of(training_loader(trainer.train_set, trainer.share, 0, workers=0, pin=True))
+def step_without_waiting(trainer, batches):
+    """Some steps, of which all but the first two may not wait for the device."""
     for _ in range(2):  # kernels are compiled and tuned, the optimiser's state is made
         trainer.step(batches)
     torch.cuda.set_sync_debug_mode("error")
@@ -29,8 +25,16 @@ def test_a_step_never_waits_for_the_device(tmp_path):
             trainer.step(batches)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    reading = trainer.recent.read()
-    assert reading.bad is None
+    assert trainer.recent.read().bad is None
+
+
+@pytest.mark.gpu
+def test_a_step_never_waits_for_the_device(tmp_path):
+    changes = ["training.workers=0", "training.ema=0.99", "data.image_size=64", "training.accumulate=2"]
+    experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
+    trainer = Trainer(experiment, tmp_path, make_fabric("cuda", 1), resume=False)
+    batches = batches_of(training_loader(trainer.train_set, trainer.share, 0, workers=0, pin=True))
+    step_without_waiting(trainer, batches)
     assert trainer._facts()["precision"] == "bf16-mixed"
 
 
@@ -47,15 +51,7 @@ def test_a_step_with_images_on_the_device_never_waits_for_it_either(tmp_path):
     experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
     trainer = Trainer(experiment, tmp_path / "run", make_fabric("cuda", 1), resume=False)
     batches = ResidentFeed(trainer.train_set, trainer.fabric.device, 0).batches(trainer.share, 0)
-    for _ in range(2):
-        trainer.step(batches)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(3):
-            trainer.step(batches)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert trainer.recent.read().bad is None
+    step_without_waiting(trainer, batches)
 
 
 @pytest.mark.gpu
