@@ -23,6 +23,7 @@ CASES = {
     "odd": ((37,), 24, 96),
     "several blocks": ((2, 100), 64, 96),
     "padded width": ((37,), 192, 32),
+    "the paper's width": ((70,), 128, 512),
 }
 
 
@@ -77,7 +78,7 @@ def test_values_and_gradients_match_the_definitions(name: str, device: str) -> N
         assert_close(with_gradients(function, tensors), with_gradients(reference, in_double(tensors)))
 
 
-@pytest.mark.parametrize("name", ["odd", "several blocks", "padded width"])
+@pytest.mark.parametrize("name", ["odd", "several blocks", "padded width", "the paper's width"])
 def test_bfloat16_stays_within_its_rounding(name: str, device: str) -> None:
     """Against float64 on the same tokens: 1% of the norm, and float32 gradients for float32 parameters."""
     for function, reference, tensors in functions(inputs(*CASES[name], device, torch.bfloat16)):
