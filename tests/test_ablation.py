@@ -14,6 +14,7 @@ import vat.registry
 import vat.zoo
 from vat.ablation import load_plan, run_plan, write_tables
 from vat.ablation.report import agreement, read_line
+from vat.ablation.run import _settings
 from vat.bench import Result
 from vat.cli import app
 from vat.config import from_dict, to_dict
@@ -210,6 +211,32 @@ def test_the_command_runs_some_rows_and_tabulates_all(tmp_path):
     assert "prototypes, nothing learned |" in table
     assert {p.name for p in tmp_path.glob("table.*")} == {"table.md", "table.csv", "table.png"}
     assert not (tmp_path / "prototype" / "seed0" / "last.ckpt").exists()
+
+
+def test_rows_in_processes_of_their_own_give_the_same_table(tmp_path):
+    (path,) = [p for p in PLANS if p.stem == "methods"]
+    arguments = ["ablate", path, "--base", "synthetic", "--rows", "prototype,hsnet", "--steps", 1, "--no-bench"]
+    arguments += ["--episodes", 2, "--accelerator", "cpu"]
+    for change in SHORT[1:4]:
+        arguments += ["--set", change]
+    for jobs in (1, 2):
+        done = CliRunner().invoke(app, list(map(str, [*arguments, "--jobs", jobs, "--out", tmp_path / str(jobs)])))
+        assert done.exit_code == 0, done.output
+    alone, together = ((tmp_path / jobs / "table.csv").read_text() for jobs in "12")
+    assert alone == together
+    assert "HSNet: not run yet" not in alone
+    assert "step      1" in (tmp_path / "2" / "hsnet" / "seed0" / "log.txt").read_text()
+
+
+def test_augmentation_on_the_device_is_another_result():
+    """Its random numbers are not those of the loaders, so a plan must not mix the two."""
+    (row,) = tiny("decoder").only(["atd"]).rows
+    data = replace(row.experiment.data, augment="strong")
+    by_cache = {
+        cache: _settings(replace(row.experiment, data=replace(data, cache=cache)))
+        for cache in ("none", "memory", "device")
+    }
+    assert by_cache["none"] == by_cache["memory"] != by_cache["device"]
 
 
 # -- tables ----------------------------------------------------------------------------------------

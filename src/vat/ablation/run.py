@@ -37,7 +37,7 @@ from vat.training import Experiment, build_network, train
 from vat.training.feed import cores_for, validation_data, worker_count
 from vat.training.report import SUMMARY
 
-PLACES = (("data", "root"), ("data", "splits"), ("data", "cache"), ("training", "workers"))
+PLACES = (("data", "root"), ("data", "splits"), ("training", "workers"))
 """Settings that say where and how fast a row runs, and nothing about its numbers."""
 BENCH_REPEATS = {"cuda": 20, "cpu": 3}
 
@@ -76,7 +76,7 @@ def run_row(
         say("  done before")
         return True
     if bench:
-        _measure_costs(experiment, out / row.name / COSTS_FILE, fabric)
+        measure_costs(experiment, out / row.name, fabric)
     result: dict[str, Any] = {"key": key, "seed": seed}
     try:
         if row.train and not _is_trained(folder, experiment) and not train(experiment, folder, fabric, resume=True):
@@ -149,8 +149,12 @@ def flat_scores(report: Report) -> dict[str, float | None]:
 # -- costs -----------------------------------------------------------------------------------------
 
 
-def _measure_costs(experiment: Experiment, path: Path, fabric: Fabric) -> None:
-    """Time and memory of one episode, and the memory of a training step with the experiment's own batch."""
+def measure_costs(experiment: Experiment, folder: Path, fabric: Fabric) -> None:
+    """Time and memory of one episode, and the memory of a training step with the experiment's own batch.
+
+    On a GPU this also compiles the row's kernels.
+    """
+    path = folder / COSTS_FILE
     cases = {mode: _case(experiment, mode, fabric) for mode in ("inference", "training")}
     key = _digest({mode: to_dict(case) for mode, case in cases.items()})
     if read_json(path).get("key") == key:
@@ -201,10 +205,12 @@ def _release() -> None:
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
+    """All that a row's numbers depend on. The cache matters where images are augmented: other draws on a device."""
     values = to_dict(experiment)
     for section, name in PLACES:
         values[section].pop(name)
-    return values
+    on_device = values["data"].pop("cache") == "device" and values["data"]["augment"] != "none"
+    return values | {"augmented": "on the device" if on_device else "by loaders"}
 
 
 def _digest(*content: Any) -> str:

@@ -35,6 +35,7 @@ def ablate(
     backbone_weights: Annotated[
         str | None, typer.Option(help="File of the base's backbone, or 'pretrained' (model.backbone_weights).")
     ] = None,
+    jobs: Annotated[int, typer.Option(help="Rows at a time on one device, each in a process.", min=1)] = 1,
     bench: Annotated[bool, typer.Option(help="Measure time and memory of every row.")] = True,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Run nothing; write the tables again.")] = False,
     tables: Annotated[Path | None, typer.Option(help="Also write the tables here, named PLAN_BASE.")] = None,
@@ -54,7 +55,7 @@ def ablate(
 
         vat ablate configs/ablations/components.yaml --base pascal_fold3 --root VOC2012 --splits splits --seeds 0,1,2
     """
-    from vat.ablation import load_plan, run_plan, write_tables  # Lightning takes seconds to import
+    from vat.ablation import load_plan, run_plan, run_plan_apart, write_tables  # Lightning takes seconds to import
     from vat.launch import make_fabric
 
     shortcuts = {
@@ -70,8 +71,12 @@ def ablate(
     console = Console(stderr=True)
     if not tables_only:
         chosen = plan if rows is None else plan.only(words(rows))
-        fabric = make_fabric(accelerator, 1, precision=plan.rows[0].experiment.training.precision)
-        if not run_plan(chosen, folder, fabric, bench=bench, say=console.print, tables=plan):
+        if jobs > 1:
+            done = run_plan_apart(chosen, folder, jobs, accelerator, bench=bench, say=console.print, tables=plan)
+        else:
+            fabric = make_fabric(accelerator, 1, precision=plan.rows[0].experiment.training.precision)
+            done = run_plan(chosen, folder, fabric, bench=bench, say=console.print, tables=plan)
+        if not done:
             console.print("Stopped; the same command goes on from here.")
             raise typer.Exit(130)
     paths = write_tables(plan, folder)

@@ -1,0 +1,74 @@
+"""Several rows of a plan at a time on one device, each in a process of its own.
+
+A small network leaves most of a large GPU idle between its kernels. Time and memory are measured before, row by row,
+since rows that share a device disturb each other's clocks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from multiprocessing import active_children, get_context
+from pathlib import Path
+
+from vat.ablation.plan import EvaluationSettings, Plan, Row
+from vat.ablation.report import write_tables
+from vat.ablation.run import Say, measure_costs, run_row
+from vat.launch import make_fabric
+from vat.plugins import run_plugins
+from vat.training.safety import StopRequest
+
+LOG = "log.txt"
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+def run_plan_apart(
+    plan: Plan, out: str | Path, jobs: int, accelerator: str, *, bench: bool, say: Say, tables: Plan | None = None
+) -> bool:
+    """`run_plan` with up to `jobs` rows at a time; what a row says goes to `log.txt` in its folder."""
+    out = Path(out)
+    if bench:
+        fabric = make_fabric(accelerator, 1, precision=plan.rows[0].experiment.training.precision)
+        for row in plan.rows:
+            measure_costs(row.experiment, out / row.name, fabric)
+            say(f"{plan.name}: {row.name} measured")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # processes that were forked could not use CUDA; those of a pool may start loading processes, unlike daemons
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (max(1, cores // jobs),))
+    with StopRequest() as stop, pool:
+        waiting = {
+            pool.submit(_run, row, seed, plan.evaluation, out, accelerator): f"{row.name} ({row.label}), seed {seed}"
+            for seed in plan.seeds
+            for row in plan.rows
+        }
+        while waiting:
+            ended, _ = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED)
+            if stop.asked or not all(task.result() for task in ended):
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in active_children():  # a run that is told to stop saves its state first
+                    process.terminate()
+                return False
+            for task in ended:
+                say(f"{plan.name}: {waiting.pop(task)} done")
+                write_tables(tables or plan, out)
+    return True
+
+
+def _start(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    run_plugins()
+
+
+def _run(row: Row, seed: int, evaluation: EvaluationSettings, out: Path, accelerator: str) -> bool:
+    """One row and seed in a process of the pool."""
+    log = out / row.name / f"seed{seed}" / LOG
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab", buffering=0) as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    fabric = make_fabric(accelerator, 1, precision=row.experiment.training.precision)
+    return run_row(row, seed, evaluation, out, fabric, bench=False, say=print)
