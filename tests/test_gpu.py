@@ -1,5 +1,7 @@
 """On a CUDA device: the kernels and the whole network against the golden numbers. Run with `pytest -m gpu`."""
 
+import threading
+
 import pytest
 import torch
 
@@ -66,6 +68,28 @@ def test_training_replayed_as_a_graph_gives_the_gradients_of_a_plain_step():
         gradients.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
     for name, expected in gradients[0].items():
         assert (gradients[1][name] - expected).abs().max() <= 2e-2 * expected.abs().max() + 1e-9, name
+
+
+def test_a_graph_is_recorded_while_another_thread_pins_memory():
+    """As a loader's thread does; a recording that minds it ends the run."""
+    query, support, mask = (t.cuda() for t in episode(batch=2))
+    forward = GraphedTraining(small().cuda().train(), torch.bfloat16)
+    stop = threading.Event()
+
+    def pin():
+        size = 1 << 20
+        while not stop.is_set():
+            size += 4096  # a new size each time, so that memory has to be asked for
+            torch.empty(size, dtype=torch.uint8).pin_memory()
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        output = forward(query, support[:, 0], mask[:, 0])
+    finally:
+        stop.set()
+        thread.join()
+    assert output.isfinite().all()
 
 
 def test_gradients_agree_with_the_reference():

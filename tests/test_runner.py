@@ -9,7 +9,7 @@ import vat
 from small import episode, small
 from vat.features import Backbone
 from vat.features.folding import fold_batch_norm
-from vat.runner import GraphCache
+from vat.runner import GraphCache, GraphedTraining
 
 
 def randomise_norms(module, seed=0):
@@ -106,3 +106,18 @@ def test_graphs_are_recorded_at_the_second_sight_and_bounded(monkeypatch):
         cache("double", lambda t: 2 * t, (torch.rand(size),))
     assert len(recorded) == 2
     assert len(cache._seen) == 2
+
+
+def test_recordings_of_training_do_not_mind_other_threads(monkeypatch):
+    """A loader's thread that pins memory would spoil them; `vat.runner.BESIDE_THREADS`."""
+    before, modes = torch.cuda.graph, []
+
+    def record(module, examples, **options):
+        modes.append(torch.cuda.graph.keywords["capture_error_mode"])
+        return module
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    query, support, mask = episode()
+    GraphedTraining(small(), torch.float32)(query, support[:, 0], mask[:, 0])
+    assert modes == ["thread_local"]
+    assert torch.cuda.graph is before

@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,11 @@ from vat.features.backbone import layout_on
 from vat.network import PairNetwork
 
 MAX_GRAPHS = 8
+BESIDE_THREADS = "thread_local"
+"""Of recordings: only the recording thread is watched for calls that cannot be recorded.
+
+By default any thread's CUDA call spoils a recording, and the thread that pins a loader's batches makes one for each.
+"""
 
 
 class Accelerated:
@@ -101,7 +108,7 @@ class GraphCache:
             function(*slots)  # allocates workspaces and compiles kernels outside the recording
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode=BESIDE_THREADS):
             output = function(*slots)
         return graph, slots, output
 
@@ -123,9 +130,21 @@ class GraphedTraining:
         if self._graphed is None:
             examples = tuple(t.clone() for t in inputs)
             recorded = _AutocastPass(self._pass.network, self._pass.dtype).train()
-            self._graphed = torch.cuda.make_graphed_callables(recorded, examples, allow_unused_input=True)
+            with _graphs_beside_threads():
+                self._graphed = torch.cuda.make_graphed_callables(recorded, examples, allow_unused_input=True)
             self._shapes = shapes
         return self._graphed(*inputs) if shapes == self._shapes else self._pass(*inputs)
+
+
+@contextmanager
+def _graphs_beside_threads() -> Iterator[None]:
+    """`torch.cuda.make_graphed_callables` records by :data:`BESIDE_THREADS`, for which torch 2.11 has no argument."""
+    plain = torch.cuda.graph
+    torch.cuda.graph = partial(plain, capture_error_mode=BESIDE_THREADS)  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.cuda.graph = plain  # type: ignore[misc]
 
 
 class _AutocastPass(nn.Module):
