@@ -9,6 +9,7 @@ import data_fakes as fakes
 from vat.launch import make_fabric
 from vat.training import load_experiment
 from vat.training.feed import batches_of, training_loader
+from vat.training.report import facts_of
 from vat.training.resident import ResidentFeed
 from vat.training.trainer import Trainer
 
@@ -35,7 +36,7 @@ def test_a_step_never_waits_for_the_device(tmp_path):
     trainer = Trainer(experiment, tmp_path, make_fabric("cuda", 1), resume=False)
     batches = batches_of(training_loader(trainer.train_set, trainer.share, 0, workers=0, pin=True))
     step_without_waiting(trainer, batches)
-    assert trainer._facts()["precision"] == "bf16-mixed"
+    assert facts_of(trainer.network, trainer.fabric, trainer.score_name)["precision"] == "bf16-mixed"
 
 
 @pytest.mark.gpu

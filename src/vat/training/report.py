@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from lightning import Fabric
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -14,6 +16,7 @@ from vat.config import to_dict
 from vat.errors import VatError
 from vat.figures import save_figure
 from vat.files import write_atomically
+from vat.network import PairNetwork
 from vat.training.config import Experiment, load_experiment
 from vat.training.journal import METRICS, TRAINING_COLUMNS, read_metrics
 from vat.training.state import Progress
@@ -54,6 +57,19 @@ def read_run(folder: str | Path) -> Run:
         raise VatError(f"The run in {folder} has not been validated yet.")
     experiment = load_experiment(folder / SETTINGS)
     return Run(folder.name, folder, experiment, points, rows[-1], (folder / SUMMARY).is_file())
+
+
+def facts_of(network: PairNetwork, fabric: Fabric, score: str) -> dict[str, Any]:
+    """What the settings of a run alone do not tell."""
+    device = fabric.device
+    return {
+        "task": network.config.task,
+        "score": score,
+        "learned_parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": fabric.world_size,
+        "precision": str(fabric.strategy.precision.precision),
+    }
 
 
 def write_report(folder: Path, experiment: Experiment, progress: Progress, facts: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from vat.training.feed import (
 from vat.training.journal import Journal
 from vat.training.kept import KeptFeatures
 from vat.training.optim import AveragedWeights, fewest_steps, make_optimizer, rate, set_rate, used_share
-from vat.training.report import SETTINGS, write_report
+from vat.training.report import SETTINGS, facts_of, write_report
 from vat.training.resident import ResidentFeed, check_resident
 from vat.training.safety import (
     Recent,
@@ -333,7 +333,8 @@ class Trainer:
         if not self.progress.history or self.progress.history[-1]["step"] != self.progress.step:
             self.validate()
         if self.fabric.is_global_zero:
-            write_report(self.out, self.experiment, self.progress, self._facts())
+            facts = facts_of(self.network, self.fabric, self.score_name)
+            write_report(self.out, self.experiment, self.progress, facts)
             if self.kept:
                 self.kept.remove()
 
@@ -384,7 +385,7 @@ class Trainer:
             write_atomically(self.out / SETTINGS, dump_experiment(self.experiment).encode())
         for note in getattr(self.train_set, "notes", []):
             self.journal.say(f"note: {note}")
-        facts = self._facts()
+        facts = facts_of(self.network, self.fabric, self.score_name)
         budget = f"{self.total_steps} steps" if self.total_steps else f"{self.settings.minutes:g} minutes"
         start = f" from step {self.progress.step}" if self.progress.step else ""
         self.journal.say(
@@ -392,15 +393,3 @@ class Trainer:
             f"batch {self.settings.batch_size}, {facts['learned_parameters']:,} learned parameters, "
             f"{facts['processes']} x {facts['device']}, {facts['precision']}"
         )
-
-    def _facts(self) -> dict[str, Any]:
-        """What the settings alone do not tell."""
-        device = self.fabric.device
-        return {
-            "task": self.network.config.task,
-            "score": self.score_name,
-            "learned_parameters": sum(p.numel() for p in self.network.parameters() if p.requires_grad),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "processes": self.fabric.world_size,
-            "precision": str(self.fabric.strategy.precision.precision),
-        }
