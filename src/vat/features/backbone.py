@@ -100,10 +100,7 @@ class Backbone(nn.Module):
         if self.is_folded:
             return self
         twin = copy.copy(self)
-        body = fold_batch_norm(self.body).requires_grad_(False)
-        if self.mean.is_cuda:
-            join_residuals(body)
-        twin._modules = {"body": body}
+        twin._modules = {"body": _folded_body(self.body, self.mean.device.type)}
         twin.frozen, twin.is_folded, twin._folded = True, True, None
         return twin
 
@@ -117,11 +114,8 @@ class Backbone(nn.Module):
             return self.body, images.to(dtype, memory_format=layout)
         version = (images.device, dtype, _version(self.body))
         if self._folded is None or self._folded.version != version:
-            body: Any = fold_batch_norm(self.body)
-            if kind == "cuda":
-                join_residuals(body)
-            body = body.to(images.device, dtype, memory_format=layout)
-            self._folded = _Folded(version, body.requires_grad_(False))
+            body: Any = _folded_body(self.body, kind)
+            self._folded = _Folded(version, body.to(images.device, dtype, memory_format=layout))
         return self._folded.body, images.to(dtype, memory_format=layout)
 
     def forward(self, images: Tensor) -> FeatureMaps:
@@ -168,6 +162,14 @@ class Backbone(nn.Module):
             strides = ", ".join(str(2**level) for level in lacking)
             raise VatError(f"The backbone {self.name!r} has no feature maps of stride {strides}; choose another.")
         return plan, channels
+
+
+def _folded_body(body: nn.Module, device_type: str) -> nn.Module:
+    """A copy for inference: BatchNorm inside the convolutions and, for a GPU, sums of residuals in one pass."""
+    folded = fold_batch_norm(body).requires_grad_(False)
+    if device_type == "cuda":
+        join_residuals(folded)
+    return folded
 
 
 def layout_on(kind: str) -> torch.memory_format:
