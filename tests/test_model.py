@@ -8,7 +8,10 @@ import torch
 import vat
 from small import LEVELS, episode, small
 from vat.config import StageConfig
+from vat.model import merge, with_prototypes
 from vat.network import flow_from_map
+from vat.prototype import PrototypeNetwork
+from vat.resize import resize
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,38 @@ def test_voting_rules():
     assert not vat.vote(torch.zeros(1, 5, 4, 4), "published").any()
     with pytest.raises(vat.VatError, match="majority"):
         vat.vote(masks, "majority")
+
+
+def test_merged_predictions_are_weighed_or_counted():
+    """One of three examples is sure of the first pixel, the other two slightly against it."""
+    odds = torch.tensor([[[[4.0, -4.0]], [[-0.5, 0.1]], [[-0.5, 0.1]]]])
+    logits = torch.stack([torch.zeros_like(odds), odds], 2)
+    assert merge(logits, "mean").tolist() == [[[True, False]]]
+    assert merge(logits, "paper").tolist() == [[[False, True]]]
+    assert merge(logits, "paper").equal(vat.vote(logits.argmax(2)))
+
+
+@pytest.mark.parametrize("backend", ["reference", "fast"])
+def test_prototypes_beside_the_prediction_are_those_of_the_prototype_model(backend):
+    """On images whose coarsest maps are as large as the grid, so that neither model resizes them."""
+    model = small().eval().set_backend(backend)
+    side = 32 * LEVELS[0].grid
+    query, support, mask = episode(batch=2, size=side)
+    alone = PrototypeNetwork(vat.create_model("prototype", backbone=model.config.backbone).config).eval()
+    alone.backbone = model.backbone
+
+    def output(network, masks):
+        return network.decode(network.encode_query(query), network.encode_support(support[:, 0], masks[:, 0]))
+
+    with torch.inference_mode():
+        plain, cosines = output(model, mask), output(alone, mask)
+        both = output(with_prototypes(model, 0.5), mask)
+        in_training = output(model.train(), mask)
+    expected = plain + 0.5 * resize(cosines, (plain.shape[-2], plain.shape[-1]))
+    torch.testing.assert_close(both, expected, rtol=1e-4, atol=1e-4)
+    assert (in_training - both).abs().max() > 0.1
+    with pytest.raises(vat.VatError, match="prototype"):
+        with_prototypes(alone, 0.5)
 
 
 def test_a_zero_mask_gives_a_defined_result(model):

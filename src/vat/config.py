@@ -112,6 +112,7 @@ class VATConfig:
     decoder_heads: int = 4
     appearance_dropout: float = 0.5
     head_dim: int = 32
+    prototype_weight: float = 0.0  # of the prototypes' logits beside the decoder's (vat.prototype); none in the paper
     temperature: float = 1.0  # logits are divided by it where probabilities are shown; found on held-out episodes
     carry_unused: bool = True  # keep the tensors that published files hold and the network never uses
 

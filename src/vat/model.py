@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,19 +17,27 @@ from vat.features import Backbone, FeatureMaps
 from vat.host_memory import release_freed
 from vat.kernels.unit_features import unit_features, unit_features_reference
 from vat.network import PairNetwork, flatten_shots
+from vat.prototype import prototype_logits, unit_prototypes
 from vat.registry import register_family
+from vat.resize import resize
 
 
 @dataclass
 class Encoded:
     """An image after the backbone: unit vectors for the cost, and maps for the appearance embedding.
 
-    `stacked`: level -> [B, L, grid, grid, C]; `maps`: level -> last map [B, C, h, w] (query only).
+    `stacked`: level -> [B, L, grid, grid, C]; `maps`: level -> last map [B, C, h, w] (query only); `prototypes`:
+    unit vectors [B, L, 2, C] of background and foreground on the coarsest level (support only, where they count).
     """
 
     stacked: dict[int, Tensor]
     maps: dict[int, Tensor]
     shots: int = 1
+    prototypes: Tensor | None = None
+
+    def kept(self) -> Encoded:
+        """The same, of which stacked features may be taken away while this one keeps them."""
+        return replace(self, stacked=dict(self.stacked))
 
     def expand(self, shots: int) -> Encoded:
         """Every entry repeated `shots` times, to meet the K supports of its episode."""
@@ -66,6 +74,10 @@ class VAT(PairNetwork):
 
     Segmentation: `model(query, support, mask) -> logits`; correspondence: `model(target, source) -> flow`. Images are
     normalised (`model.normalize`) and may have any size; support and query sizes may differ.
+
+    With `config.prototype_weight` w > 0, which is not of the paper, a trained network is joined by what needs no
+    training: logits = decoder(...) + w * 20 cos(F_q, p), p the mean vectors of F_s outside and inside of the mask on
+    the coarsest level. Training leaves them out: a decoder that may lean on them learns less of its own.
     """
 
     def __init__(self, config: VATConfig, backbone_weights: str | Path | bool | None = None) -> None:
@@ -96,15 +108,16 @@ class VAT(PairNetwork):
         for level, grid in self._grids.items():
             weight = None if mask is None else mask_on_grid(mask.to(images.dtype), grid)
             stacked[level] = self._unit(features[level], grid, weight)
-        return Encoded(stacked, {}, shots)
+        if mask is None or not self.config.prototype_weight:
+            return Encoded(stacked, {}, shots)
+        return Encoded(stacked, {}, shots, unit_prototypes(features[self.config.levels[0].level], mask))
 
     def _unit(self, maps: list[Tensor], grid: int, mask: Tensor | None = None) -> Tensor:
         return (unit_features if self.fast else unit_features_reference)(maps, grid, mask)
 
     def decode(self, query: Encoded, support: Encoded, record: dict[str, Tensor] | None = None) -> Tensor:
         """Encoded images -> the network's output before the last resize, [B*K, 2, grid, grid]."""
-        whole = Encoded(dict(query.stacked), query.maps), Encoded(dict(support.stacked), {}, support.shots)
-        return self._decode(*whole, record)
+        return self._decode(query.kept(), support.kept(), record)
 
     def decode_once(self, query: Encoded, support: Encoded) -> Tensor:
         return self._decode(query, support, None)
@@ -115,9 +128,16 @@ class VAT(PairNetwork):
         if record is not None:
             for level in self._grids:
                 record[f"cost_conv{level}"] = cost_volume(query.stacked[level], support.stacked[level])
+        beside = None
+        if support.prototypes is not None and not self.training:
+            beside = prototype_logits(query.stacked[self.config.levels[0].level], support.prototypes)
         cost = self.encoder(query.stacked, support.stacked, record)
         release_freed(after=cost)
-        return self.unused(self.decoder(cost, query.maps, record))
+        output = self.unused(self.decoder(cost, query.maps, record))
+        if beside is None:
+            return output
+        size = (int(output.shape[-2]), int(output.shape[-1]))
+        return output + self.config.prototype_weight * resize(beside, size).to(output.dtype)
 
     def stages(self, query: Tensor, support: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Every intermediate result by name, volumes as [B, C, Hq, Wq, Hs, Ws]: `cost_conv5`, `vcm_conv5`,
@@ -129,6 +149,16 @@ class VAT(PairNetwork):
             if name.startswith(("vcm", "vtm", "atd")):
                 record[name] = value.movedim(-1, 1)
         return record | {"output": output}
+
+
+def with_prototypes(network: PairNetwork, weight: float) -> PairNetwork:
+    """The same network, its configuration telling that prototypes count, and how much; 0 leaves them out."""
+    if not isinstance(network, VAT) or network.config.task != "segmentation":
+        raise VatError(f"Prototypes may stand beside VAT's masks, not beside what a model of {network.family!r} gives.")
+    if weight < 0:
+        raise VatError(f"The weight of the prototypes is {weight}; it is 0 or more.")
+    network.config = replace(network.config, prototype_weight=weight)
+    return network
 
 
 def vote(masks: Tensor, rule: str = "paper", threshold: float = 0.5) -> Tensor:
@@ -143,7 +173,18 @@ def vote(masks: Tensor, rule: str = "paper", threshold: float = 0.5) -> Tensor:
     if rule == "published":
         most = votes.amax(dim=(-2, -1), keepdim=True)
         return votes / most.clamp_min(1) >= threshold
-    raise VatError(f"There is no voting rule {rule!r}; there are: paper, published.")
+    raise VatError(f"There is no voting rule {rule!r}; there are: paper, published, and mean for logits.")
+
+
+def merge(logits: Tensor, rule: str = "mean") -> Tensor:
+    """Logits of K predictions [B, K, 2, H, W] -> one mask [B, H, W].
+
+    `mean`: foreground where the mean of the K log-odds is positive, so that a sure prediction outweighs an unsure one;
+    other rules are those of :func:`vote`.
+    """
+    if rule == "mean":
+        return logits.mean(1).argmax(1).bool()
+    return vote(logits.argmax(2), rule)
 
 
 def _unused_shapes(config: VATConfig, channels: dict[int, int]) -> dict[str, tuple[int, ...]]:

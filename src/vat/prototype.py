@@ -22,6 +22,8 @@ from vat.registry import register_family
 from vat.resize import resize
 
 EPS = 1e-5
+SCALE = 20.0
+"""Of the cosines, to be logits."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class PrototypeConfig:
     frozen_backbone: bool = True
     image_size: int = 473
     levels: tuple[int, ...] = (5,)
-    scale: float = 20.0  # of the cosines, before the softmax that a caller may apply
+    scale: float = SCALE  # of the cosines, before the softmax that a caller may apply
 
 
 @dataclass
@@ -83,7 +85,7 @@ class PrototypeNetwork(PairNetwork):
         images, mask = images.reshape(-1, *images.shape[-3:]), mask.reshape(-1, *mask.shape[-2:])
         features = features or self.extract(images)
         means = {
-            level: [_means(m, mask.to(m.dtype)).unflatten(0, (-1, shots)) for m in features[level]]
+            level: [side_means(m, mask.to(m.dtype)).unflatten(0, (-1, shots)) for m in features[level]]
             for level in self.config.levels
         }
         return Prototypes(means)
@@ -106,7 +108,7 @@ class PrototypeNetwork(PairNetwork):
         return self.config.scale * torch.stack(by_level).mean(0)
 
 
-def _means(maps: Tensor, mask: Tensor) -> Tensor:
+def side_means(maps: Tensor, mask: Tensor) -> Tensor:
     """Mean vectors [B, 2, C] of maps [B, C, h, w] outside and inside of masks [B, H, W].
 
     Every cell counts by the share of it that the mask covers, so the smallest object still has a prototype;
@@ -116,3 +118,20 @@ def _means(maps: Tensor, mask: Tensor) -> Tensor:
     weight = torch.cat([1 - inside, inside], 1)
     total = torch.einsum("bchw,bphw->bpc", maps, weight)
     return total / (weight.sum((-2, -1)).unsqueeze(-1) + EPS)
+
+
+def unit_prototypes(maps: list[Tensor], mask: Tensor) -> Tensor:
+    """The prototypes of maps [B, C_l, h, w] under masks [B, H, W], as unit vectors [B, L, 2, C].
+
+    Those of narrow maps are filled with zeros, as `vat.kernels.unit_features` fills the maps themselves.
+    """
+    widest = max(m.shape[1] for m in maps)
+    means = [F.pad(side_means(m, mask.to(m.dtype)), (0, widest - m.shape[1])) for m in maps]
+    return F.normalize(torch.stack(means, dim=1), dim=-1)
+
+
+def prototype_logits(pixels: Tensor, prototypes: Tensor) -> Tensor:
+    """Unit vectors of pixels [B, L, h, w, C] and of prototypes [B, L, 2, C] -> scaled cosines [B, 2, h, w], averaged
+    over the maps.
+    """
+    return SCALE * torch.einsum("blhwc,blpc->blphw", pixels, prototypes).mean(1)

@@ -29,6 +29,9 @@ def calibrate(
     fold: Annotated[int, typer.Option(help="Fold of PASCAL-5i or COCO-20i.")] = 0,
     splits: Annotated[Path | None, typer.Option(help="Folder with published split lists.")] = None,
     episodes: Annotated[int, typer.Option(help="How many.", min=1)] = 100,
+    prototype_weight: Annotated[
+        float | None, typer.Option(help="Of prototypes beside VAT's prediction; default: the model's own.")
+    ] = None,
     device: Device = "auto",
     half: Half = False,
 ) -> None:
@@ -45,11 +48,14 @@ def calibrate(
     from vat.calibration import collect_margins, fit_temperature, with_temperature
     from vat.checkpoint import load, notes_of, save
     from vat.data import build, task_of
+    from vat.model import with_prototypes
     from vat.predict.engine import choose_device
 
     network = load(model, choose_device(device))
     if network.config.task != "segmentation" or task_of(data) == "pairs":
         raise VatError("Calibration is of masks: give a segmentation model, and data of episodes.")
+    if prototype_weight is not None:
+        network = with_prototypes(network, prototype_weight)
     dataset = build(
         data,
         root,

@@ -45,11 +45,14 @@ def evaluate(
     ] = None,
     episodes: Annotated[int | None, typer.Option(help="How many; default: the benchmark's number.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the episodes (and of untrained weights).")] = 0,
-    voting: Annotated[str, typer.Option(help="How K masks become one: paper or published.")] = "paper",
+    voting: Annotated[str, typer.Option(help="How K predictions become one: paper, published or mean.")] = "paper",
     flip: Annotated[bool, typer.Option("--flip", help="Add the mirrored images to every prediction.")] = False,
     self_support: Annotated[
         bool, typer.Option("--self-support", help="Look again, with what is surely found as one more example.")
     ] = False,
+    prototype_weight: Annotated[
+        float | None, typer.Option(help="Of prototypes beside VAT's prediction; default: the model's own.")
+    ] = None,
     original_size: Annotated[bool, typer.Option("--original-size", help="Score at the mask's own size.")] = False,
     absent: Annotated[
         float, typer.Option(help="1.0: no query shows the class; how much of it is masked all the same?")
@@ -76,6 +79,7 @@ def evaluate(
     from vat.data import build, task_of
     from vat.evaluation.published import beside
     from vat.launch import make_fabric
+    from vat.model import with_prototypes
     from vat.self_support import SelfSupport
 
     counts, thresholds = numbers(shots, "--shots", int, least=1), numbers(alphas, "--alphas")
@@ -84,6 +88,8 @@ def evaluate(
     if original_size and root is None:
         raise VatError("Synthetic images have no other size; leave --original-size out.")
     network, warnings = _open(model, backbone_weights, seed)
+    if prototype_weight is not None:
+        network = with_prototypes(network, prototype_weight)
     options: dict[str, Any] = {"original_size": True} if original_size else {}
     if absent:
         options["absent"] = absent

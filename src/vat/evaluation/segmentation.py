@@ -13,7 +13,7 @@ from vat.errors import VatError
 from vat.evaluation.protocol import Batch, Protocol, Record, identity, or_none, percent
 from vat.evaluation.tables import PlainTable, number
 from vat.metrics import FewShotIoU, boundary_accuracy, intersection_and_union
-from vat.model import vote
+from vat.model import merge
 from vat.self_support import SelfSupport
 
 Masks = dict[int, Tensor]
@@ -22,7 +22,7 @@ Masks = dict[int, Tensor]
 
 @dataclass(frozen=True)
 class Segmentation(Protocol):
-    """`voting` is a rule of `vat.model.vote`; `flip` adds the prediction for the mirrored query and supports;
+    """`voting` is a rule of `vat.model.merge`; `flip` adds the prediction for the mirrored query and supports;
     `min_radius` is that of `vat.metrics.boundary_accuracy`; with `self_support` every view looks a second time.
     """
 
@@ -38,7 +38,7 @@ class Segmentation(Protocol):
     def __post_init__(self) -> None:
         if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
             raise VatError(f"shots is {list(self.shots)}; give different numbers from 1 up, such as 1,5.")
-        vote(torch.zeros(1, 1, 1, 1), self.voting)  # refuses unknown rules before anything is computed
+        merge(torch.zeros(1, 1, 2, 1, 1), self.voting)  # refuses unknown rules before anything is computed
 
     def check(self, sample: dict[str, Any]) -> None:
         if "query" not in sample:
@@ -70,7 +70,7 @@ class Segmentation(Protocol):
         votes = views[0].shape[1]
         logits = [model.finish(view.float().flatten(0, 1), size, votes) for view in views]
         total = logits[0] if len(logits) == 1 else logits[0] + logits[1].flip(-1)
-        return vote(total.argmax(2), self.voting)
+        return merge(total, self.voting)
 
     # -- from masks to results -------------------------------------------------------------------------------
 
