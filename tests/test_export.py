@@ -47,7 +47,7 @@ def tiny(**overrides: Any) -> vat.VAT:
 @pytest.fixture(scope="module")
 def model() -> vat.VAT:
     """Random weights say almost nothing; its last layer is set so that log-odds spread around 0."""
-    network = tiny(temperature=1.5)
+    network = tiny(temperature=1.5, prototype_weight=0.1)
     (log_odds,) = run_reference(network, graphs_of(network, SIZE)[1])
     last, scale = network.decoder.head[2], 2 / log_odds.std()
     with torch.no_grad():
@@ -74,8 +74,9 @@ def folder(model, tmp_path_factory) -> Path:
         {"levels": (LevelConfig(4, 7, (16, 32), ((2, 2), (1, 2)), (1, 2), depth=2), LEVELS[2])},  # odd grids: padding
         {"window": 3, "decoder_window": 5},
         {"position_embedding": True, "gpp": False, "residual": False},
+        {"prototype_weight": 0.5},
     ],
-    ids=["segmentation", "correspondence", "odd grids", "odd windows", "ablations"],
+    ids=["segmentation", "correspondence", "odd grids", "odd windows", "ablations", "prototypes"],
 )
 def test_the_portable_form_is_the_same_function(overrides):
     network = small(**overrides).eval()

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 import vat
 from small import episode
 from vat.metrics import intersection_and_union
+from vat.prototype import share_of_cells
 
 
 def make(**overrides):
@@ -98,3 +99,11 @@ def test_it_is_named_saved_and_loaded_like_any_model(model, tmp_path):
 def test_wrong_settings_get_one_sentence(overrides):
     with pytest.raises(vat.VatError):
         make(**overrides)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "cells"), [((64, 64), (2, 2)), ((417, 417), (14, 14)), ((50, 81), (7, 9)), ((3, 5), (4, 8))]
+)
+def test_the_share_of_cells_is_that_of_adaptive_pooling(pixels, cells):
+    mask = (torch.rand(2, *pixels, generator=torch.Generator().manual_seed(0)) > 0.5).float()
+    torch.testing.assert_close(share_of_cells(mask, *cells), F.adaptive_avg_pool2d(mask, cells))

@@ -114,10 +114,29 @@ def side_means(maps: Tensor, mask: Tensor) -> Tensor:
     Every cell counts by the share of it that the mask covers, so the smallest object still has a prototype;
     where there is nothing at all, the mean is zero and so is its cosine with anything.
     """
-    inside = F.adaptive_avg_pool2d(mask[:, None], (maps.shape[-2], maps.shape[-1]))
+    height, width = maps.shape[-2:]
+    inside = share_of_cells(mask, height, width).to(maps.dtype)[:, None]
     weight = torch.cat([1 - inside, inside], 1)
     total = torch.einsum("bchw,bphw->bpc", maps, weight)
     return total / (weight.sum((-2, -1)).unsqueeze(-1) + EPS)
+
+
+def share_of_cells(mask: Tensor, height: int, width: int) -> Tensor:
+    """How much of every cell of a grid [B, height, width] masks [B, H, W] cover.
+
+    It is `F.adaptive_avg_pool2d` as two matrix products, which can be exported for cells of any size.
+    """
+    rows, columns = (
+        _members(cells, pixels, mask) for cells, pixels in ((height, mask.shape[-2]), (width, mask.shape[-1]))
+    )
+    return rows @ mask.float() @ columns.mT
+
+
+def _members(cells: int, pixels: int, like: Tensor) -> Tensor:
+    """Weights [cells, pixels] of the mean over the pixels that a cell touches."""
+    cell, pixel = (torch.arange(count, device=like.device) for count in (cells, pixels))
+    inside = (pixel >= (cell * pixels // cells)[:, None]) & (pixel < (-(-(cell + 1) * pixels // cells))[:, None])
+    return inside.float() / inside.sum(1, keepdim=True)
 
 
 def unit_prototypes(maps: list[Tensor], mask: Tensor) -> Tensor:
