@@ -34,15 +34,18 @@ def test_void_pixels_do_not_count():
     assert set(labels.tolist()) <= set(sample["query_mask"][:4, :4].flatten().tolist())
 
 
-def test_the_command_changes_probabilities_and_no_mask(tmp_path):
+@pytest.mark.parametrize("weight", [None, 0.25])
+def test_the_command_changes_the_configuration_and_no_tensor(tmp_path, weight):
     vat.save(small(), tmp_path / "a.safetensors", notes={"from": "a test"})
+    options = [] if weight is None else ["--prototype-weight", str(weight)]
     done = CliRunner().invoke(
         app,
-        ["calibrate", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"), "--episodes", "2"],
+        ["calibrate", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"), "--episodes", "2", *options],
         catch_exceptions=False,
     )
     assert done.exit_code == 0, done.output
     model = vat.load(tmp_path / "b.safetensors")
     assert model.config.temperature != 1
+    assert model.config.prototype_weight == (weight or 0)
     original = vat.load(tmp_path / "a.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), original.parameters(), strict=True))

@@ -57,6 +57,7 @@ def test_convert_writes_a_file_that_loads(run, tmp_path):
         (["bench", "--device", "abacus"], "There is no device 'abacus'"),
         (["calibrate", "vat-mini", "x.txt"], "must end in .safetensors"),
         (["calibrate", "vat-mini-match", "x.safetensors"], "give a segmentation model"),
+        (["calibrate", "vat-mini", "x.safetensors", "--prototype-weight", "-1"], "it is 0 or more"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(run, arguments, sentence):
