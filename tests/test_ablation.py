@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import vat
 import vat.registry
 import vat.zoo
-from vat.ablation import load_plan, run_plan, write_tables
+from vat.ablation import load_plan, run_plan, run_plan_apart, write_tables
 from vat.ablation.report import agreement, read_line
 from vat.ablation.run import _settings
 from vat.bench import Result
@@ -226,6 +226,14 @@ def test_rows_in_processes_of_their_own_give_the_same_table(tmp_path):
     assert alone == together
     assert "HSNet: not run yet" not in alone
     assert "step      1" in (tmp_path / "2" / "hsnet" / "seed0" / "log.txt").read_text()
+
+
+def test_a_row_that_fails_ends_the_rows_after_it(tmp_path):
+    plan = tiny("width", [f"model.backbone_weights={tmp_path / 'missing.safetensors'}"])
+    with pytest.raises(vat.VatError, match=r"missing\.safetensors"):
+        run_plan_apart(plan, tmp_path, 1, "cpu", bench=False, say=print)
+    started = [row.name for row in plan.rows if (tmp_path / row.name).exists()]
+    assert started in ([plan.rows[0].name], [row.name for row in plan.rows[:2]])  # the second may be under way
 
 
 def test_augmentation_on_the_device_is_another_result():

@@ -63,6 +63,30 @@ def test_a_damaged_file_gives_one_sentence(tmp_path, monkeypatch, place):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("weights", [True, "a model's file"])
+def test_their_backbone_serves_models_that_are_yet_to_be_trained(tmp_path, weights):
+    trained = vat.load("vat-mini")
+    if weights is not True:
+        weights = tmp_path / "model.safetensors"
+        vat.save(trained, weights)
+    new = vat.create_model("prototype_lite4_slim.cosine", backbone_weights=weights)
+    images = torch.rand(1, 3, 64, 64)
+    for ours, theirs in zip(trained.extract(images).values(), new.extract(images).values(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    vat.save(new, tmp_path / "head.safetensors", include_backbone=False)
+    assert (tmp_path / "head.safetensors").stat().st_size < 1e5
+    assert torch.equal(vat.load(tmp_path / "head.safetensors").extract(images)[5][0], new.extract(images)[5][0])
+
+
+def test_a_damaged_file_gives_no_backbone(tmp_path):
+    content = bytearray(builtin.path("vat-mini").read_bytes())
+    content[-1000] ^= 0xFF
+    file = tmp_path / "changed.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(vat.VatError, match="do not match the checksum"):
+        vat.create_model("vat_lite4_slim.mini", backbone_weights=file)
+
+
 def test_an_unknown_or_missing_one_is_named(monkeypatch, tmp_path):
     with pytest.raises(vat.VatError, match="vat-mini, vat-mini-match"):
         builtin.path("vat-maxi")

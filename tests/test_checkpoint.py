@@ -40,6 +40,15 @@ def test_round_trip_is_bit_exact(tmp_path, task):
         assert torch.equal(model(*arguments), loaded(*arguments))
 
 
+def test_settings_that_want_no_other_weights_may_change(tmp_path):
+    vat.save(small(), tmp_path / "a.safetensors")
+    assert vat.load(tmp_path / "a.safetensors", image_size=64).config.image_size == 64
+    with pytest.raises(vat.VatError, match=r"a\.safetensors"):
+        vat.load(tmp_path / "a.safetensors", aggregator="linear")
+    with pytest.raises(vat.VatError, match="no setting 'window_size'"):
+        vat.load(tmp_path / "a.safetensors", window_size=2)
+
+
 def test_half_precision_files_are_half_as_large(tmp_path):
     model = small()
     vat.save(model, tmp_path / "full.safetensors")

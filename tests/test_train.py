@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from vat.checkpoint import load
 from vat.config import VATConfig, replace, to_dict
 from vat.data import AUGMENTATIONS, names
 from vat.errors import VatError
@@ -118,6 +119,20 @@ def test_the_task_of_model_data_and_loss_must_agree():
     wrong = load_experiment(CONFIGS / "synthetic_tiny.yaml", ["training.loss=epe"])
     with pytest.raises(VatError, match="ce, ce\\+dice"):
         task_for(network, wrong)
+
+
+def test_a_run_goes_on_with_a_model_that_has_weights():
+    experiment = load_experiment(CONFIGS / "mini" / "finetune.yaml", ["model.overrides.image_size=64"])
+    network, trained = build_network(experiment), load("vat-mini")
+    assert network.training
+    assert network.config == replace(trained.config, image_size=64)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), trained.parameters(), strict=True))
+    twice = load_experiment(CONFIGS / "mini" / "finetune.yaml", ["model.backbone_weights=pretrained"])
+    with pytest.raises(VatError, match="vat-mini already holds its backbone"):
+        build_network(twice)
+    gone = load_experiment(CONFIGS / "mini" / "finetune.yaml", ["model.name=gone.safetensors"])
+    with pytest.raises(VatError, match=r"There is no file gone\.safetensors"):
+        build_network(gone)
 
 
 # -- losses --------------------------------------------------------------------------------------

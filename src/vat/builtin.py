@@ -8,8 +8,9 @@ from pathlib import Path
 
 from vat.errors import VatError
 
+SEGMENTER = "vat-mini"
 BUILTIN = {
-    "vat-mini": "few-shot segmentation, 320 px, for any CPU",
+    SEGMENTER: "few-shot segmentation, 320 px, for any CPU",
     "vat-mini-match": "semantic correspondence, 320 px, for any CPU",
 }
 """Name -> what it is for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -13,17 +12,26 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 from vat import builtin
-from vat.config import from_dict, to_dict
+from vat.config import from_dict, replace, to_dict
 from vat.errors import VatError
+from vat.features.backbone import IN_MODEL
 from vat.files import write_atomically
 from vat.network import PairNetwork
 from vat.published import translate
 from vat.registry import family
-from vat.tensorfile import read_pickle, read_safetensors, state_dict_of
-from vat.zoo import list_models
+from vat.tensorfile import (
+    DESCRIPTION,
+    FORMAT,
+    checksum,
+    description_in,
+    read_own,
+    read_pickle,
+    read_safetensors,
+    state_dict_of,
+)
+from vat.zoo import create_model, list_models
 
-FORMAT = 1
-_BACKBONE = "backbone.body."
+SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
 def save(
@@ -36,7 +44,7 @@ def save(
 ) -> None:
     """Write `model` to one .safetensors file that :func:`load` needs nothing else for.
 
-    `include_backbone=False` leaves out a frozen, unmodified public backbone: loading fetches timm's pretrained weights
+    `include_backbone=False` leaves out a frozen, unmodified public backbone: loading fetches its pretrained weights
     by name and checks that they are the same. `dtype` stores floating tensors in another precision (float16 halves
     the file). The file appears whole or not at all.
     """
@@ -61,17 +69,20 @@ def packed(
     if not include_backbone:
         if not model.config.frozen_backbone:
             raise VatError("Only a frozen backbone can be left out of the file; this one was trained.")
-        backbone = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_BACKBONE)}
+        backbone = {name: tensors.pop(name) for name in list(tensors) if name.startswith(IN_MODEL)}
         description["backbone_sha256"] = checksum(backbone)
     if dtype is not None:
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     description["sha256"] = checksum(tensors)
-    return serialise(tensors, metadata={"vat": json.dumps(description)})
+    return serialise(tensors, metadata={DESCRIPTION: json.dumps(description)})
 
 
-def load(path_or_name: str | os.PathLike[str], device: str | torch.device = "cpu") -> PairNetwork:
+def load(path_or_name: str | os.PathLike[str], device: str | torch.device = "cpu", **overrides: Any) -> PairNetwork:
     """A model ready for use (eval mode): a built-in one by name ("vat-mini", "vat-mini-match"), our .safetensors
-    file, or one of the authors' published files."""
+    file, or one of the authors' published files.
+
+    `overrides` are fields of its configuration that want no other weights, such as `image_size=417`.
+    """
     path = _file_of(path_or_name)
     if not path.exists() and str(path_or_name) in list_models():
         raise VatError(
@@ -79,15 +90,29 @@ def load(path_or_name: str | os.PathLike[str], device: str | torch.device = "cpu
             f"vat.create_model({str(path_or_name)!r}) for an untrained model."
         )
     if path.suffix == ".safetensors":
-        model = _load_own(path)
+        model = _load_own(path, overrides)
     else:
-        model = _load_published(path)
+        model = _load_published(path, overrides)
     return model.eval().to(device)
+
+
+def has_weights(name: str) -> bool:
+    """Whether a name stands for a built-in model or a file, and not for a model that is yet to be trained."""
+    return builtin.is_builtin(name) or Path(name).suffix in SUFFIXES or Path(name).is_file()
+
+
+def load_or_create(name: str, *, backbone_weights: str | Path | bool | None = None, **overrides: Any) -> PairNetwork:
+    """The model that a name of either kind stands for: :func:`load`, or `vat.create_model`."""
+    if not has_weights(name):
+        return create_model(name, backbone_weights=backbone_weights, **overrides)
+    if backbone_weights is not None:
+        raise VatError(f"{name} already holds its backbone; give backbone weights only with the name of a new model.")
+    return load(name, **overrides)
 
 
 def describe(path: Path) -> dict[str, Any]:
     """The description stored in one of our files, checked for its form."""
-    return _description(read_safetensors(path)[1], path)
+    return description_in(read_safetensors(path)[1], path)
 
 
 def notes_of(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
@@ -102,30 +127,17 @@ def _file_of(path_or_name: str | os.PathLike[str]) -> Path:
     return builtin.path(str(path_or_name)) if builtin.is_builtin(path_or_name) else Path(path_or_name)
 
 
-def checksum(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes, in the order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _load_own(path: Path) -> PairNetwork:
-    tensors, metadata = read_safetensors(path)
-    description = _description(metadata, path)
-    if checksum(tensors) != description["sha256"]:
-        raise VatError(f"{path} is damaged: its tensors do not match the checksum in the file.")
+def _load_own(path: Path, overrides: dict[str, Any]) -> PairNetwork:
+    tensors, description = read_own(path)
     kind = family(description["family"])
     try:
         config = from_dict(kind.config, description["config"])
     except VatError as error:
         raise VatError(f"{path} was written by another version of vat: {error}") from error
     fetched = "backbone_sha256" in description
-    model = kind.model(config, backbone_weights=True if fetched else None)
+    model: PairNetwork = kind.model(replace(config, **overrides), backbone_weights=True if fetched else None)
     if fetched:
-        backbone = {n: t for n, t in model.state_dict().items() if n.startswith(_BACKBONE)}
+        backbone = {n: t for n, t in model.state_dict().items() if n.startswith(IN_MODEL)}
         if checksum(backbone) != description["backbone_sha256"]:
             raise VatError(
                 f"{path} leaves out its backbone, and the pretrained weights fetched for {config.backbone!r} are not "
@@ -136,22 +148,12 @@ def _load_own(path: Path) -> PairNetwork:
     return model
 
 
-def _load_published(path: Path) -> PairNetwork:
+def _load_published(path: Path, overrides: dict[str, Any]) -> PairNetwork:
     content = read_pickle(path)
     name, config, tensors = translate(state_dict_of(content, path), path)
-    model = family(name).model(config)
+    model: PairNetwork = family(name).model(replace(config, **overrides))
     _fill(model, tensors, path)
     return model
-
-
-def _description(metadata: dict[str, str], path: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(metadata["vat"])
-        if description["format"] != FORMAT or not {"family", "config", "sha256"} <= description.keys():
-            raise KeyError
-    except (KeyError, TypeError, json.JSONDecodeError):
-        raise VatError(f"{path} is a safetensors file, but not one that vat wrote (no description inside).") from None
-    return description
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

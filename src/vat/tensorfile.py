@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -15,6 +17,10 @@ from torch import Tensor
 from vat.errors import VatError
 from vat.files import write_atomically
 
+FORMAT = 1
+DESCRIPTION = "vat"
+"""The entry of a file's metadata in which `vat.save` describes a model."""
+
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a .safetensors file."""
@@ -25,6 +31,42 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise VatError(f"{path} is damaged or not a safetensors file ({_first_line(error)}).") from error
+
+
+def read_own(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and description of a file that `vat.save` wrote, its checksum verified."""
+    return verified(*read_safetensors(path), path)
+
+
+def verified(
+    tensors: dict[str, Tensor], metadata: dict[str, str], path: Path
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description in a file's metadata, if they belong together."""
+    description = description_in(metadata, path)
+    if checksum(tensors) != description["sha256"]:
+        raise VatError(f"{path} is damaged: its tensors do not match the checksum in the file.")
+    return tensors, description
+
+
+def description_in(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    """What a file's metadata say of the model in it, checked for its form."""
+    try:
+        description: dict[str, Any] = json.loads(metadata[DESCRIPTION])
+        if description["format"] != FORMAT or not {"family", "config", "sha256"} <= description.keys():
+            raise KeyError
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise VatError(f"{path} is a safetensors file, but not one that vat wrote (no description inside).") from None
+    return description
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_pickle(path: Path) -> Any:
@@ -53,7 +95,8 @@ def write_pickle(path: Path, content: Any) -> None:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """A flat state dict from either format; a `state_dict` or `model` entry is looked into."""
     if path.suffix == ".safetensors":
-        return read_safetensors(path)[0]
+        tensors, metadata = read_safetensors(path)
+        return verified(tensors, metadata, path)[0] if DESCRIPTION in metadata else tensors
     return state_dict_of(read_pickle(path), path)
 
 

@@ -42,16 +42,19 @@ def run_plan_apart(
             for seed in plan.seeds
             for row in plan.rows
         }
-        while waiting:
-            ended, _ = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED)
-            if stop.asked or not all(task.result() for task in ended):
+        try:
+            while waiting:
+                ended, _ = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED)
+                if stop.asked or not all(task.result() for task in ended):
+                    return False
+                for task in ended:
+                    say(f"{plan.name}: {waiting.pop(task)} done")
+                    write_tables(tables or plan, out)
+        finally:
+            if waiting:  # stopped, or a row failed
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in active_children():  # a run that is told to stop saves its state first
                     process.terminate()
-                return False
-            for task in ended:
-                say(f"{plan.name}: {waiting.pop(task)} done")
-                write_tables(tables or plan, out)
     return True
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vat.bench.device import DTYPES, median_seconds, synchronize
+from vat.checkpoint import load_or_create
 from vat.config import Backend
 from vat.errors import DoesNotFit, VatError
 from vat.host_memory import peak_host_memory
 from vat.network import PairNetwork
 from vat.runner import GraphedTraining, accelerate
-from vat.zoo import create_model
 
 Mode = Literal["inference", "training", "cached"]
 MODES = get_args(Mode)
@@ -81,7 +81,7 @@ def run_case(case: Case, network: PairNetwork | None = None) -> Result:
 
 def build(case: Case) -> PairNetwork:
     torch.manual_seed(0)
-    model = create_model(case.model, **case.overrides)
+    model = load_or_create(case.model, **case.overrides).train()
     return model.to(case.device)
 
 
@@ -187,7 +187,7 @@ def _episode_flop(name: str, mode: Mode, shots: int, size: int | None, overrides
     from torch.utils.flop_counter import FlopCounterMode  # 50 MB of Triton, which would count as the model's
 
     case = Case(name, mode=mode, shots=shots, size=size, overrides=json.loads(overrides))
-    ghost = create_model(case.model, **case.overrides)
+    ghost = load_or_create(case.model, **case.overrides).train()
     if hasattr(ghost, "set_backend"):
         ghost.set_backend("reference")
     counter = FlopCounterMode(display=False)

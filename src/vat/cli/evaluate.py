@@ -146,16 +146,12 @@ def _open(name: str, backbone_weights: Path | None, seed: int) -> tuple[Any, lis
     """The model, and what must be said about its weights."""
     import torch
 
-    from vat.builtin import is_builtin
-    from vat.cli.models import open_model
-    from vat.zoo import create_model
+    from vat.checkpoint import has_weights, load_or_create
 
-    if is_builtin(name) or Path(name).exists() or name.endswith((".pt", ".pth", ".safetensors")):
-        if backbone_weights is not None:
-            raise VatError(f"{name} already holds its backbone; --backbone-weights goes with a model's name.")
-        return open_model(name), []
     torch.manual_seed(seed)
-    network = create_model(name, backbone_weights=backbone_weights).eval()
+    network = load_or_create(name, backbone_weights=backbone_weights).eval()
+    if has_weights(name):
+        return network, []
     backbone_only = all(parameter.startswith("backbone.") for parameter, _ in network.named_parameters())
     warnings = []
     if not backbone_only:

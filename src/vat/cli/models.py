@@ -73,13 +73,9 @@ def _row(name: str, family: str, config: dict[str, Any], built_in: bool) -> dict
 
 def open_model(name_or_file: str) -> PairNetwork:
     """A built-in model, one from a checkpoint file, or one by name (untrained)."""
-    known = builtin.is_builtin(name_or_file) or Path(name_or_file).exists()
-    if not known and name_or_file.endswith((".pt", ".pth", ".safetensors")):
-        raise VatError(f"There is no file {name_or_file}.")
-    from vat.checkpoint import load  # which takes seconds to import
-    from vat.zoo import create_model
+    from vat.checkpoint import load_or_create  # which takes seconds to import
 
-    return load(name_or_file) if known else create_model(name_or_file).eval()
+    return load_or_create(name_or_file).eval()
 
 
 def info(

@@ -26,6 +26,10 @@ def train(
     root: Annotated[str | None, typer.Option(help="Folder of the data set (data.root).")] = None,
     splits: Annotated[str | None, typer.Option(help="Folder of split lists (data.splits).")] = None,
     minutes: Annotated[float | None, typer.Option(help="Time budget (training.minutes).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model's name, or a checkpoint or built-in model to go on with (model.name)."),
+    ] = None,
     backbone_weights: Annotated[
         str | None, typer.Option(help="A file, or 'pretrained' (model.backbone_weights).")
     ] = None,
@@ -47,6 +51,8 @@ def train(
         vat train configs/fss_resnet50.yaml --root /data/FSS-1000 --set training.lr=1e-3 --devices 4
 
         vat train configs/fss_resnet50.yaml --root /data/FSS-1000 --resume
+
+        vat train configs/mini/finetune.yaml --root my-things --minutes 10
     """
     from vat.launch import make_fabric  # Lightning takes seconds to import; other commands do without
     from vat.training import load_experiment
@@ -57,6 +63,7 @@ def train(
         "data.splits": splits,
         "training.minutes": minutes,
         "training.precision": precision,
+        "model.name": model,
         "model.backbone_weights": backbone_weights,
     }
     given = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]

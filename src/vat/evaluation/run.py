@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import vat
-from vat.checkpoint import checksum
 from vat.config import to_dict
 from vat.data import collate
 from vat.errors import VatError
@@ -28,6 +27,7 @@ from vat.evaluation.report import Report, environment
 from vat.evaluation.segmentation import Segmentation
 from vat.launch import make_fabric
 from vat.self_support import SelfSupport
+from vat.tensorfile import checksum
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of this process's episodes that are done, of all it has, and the results so far."""

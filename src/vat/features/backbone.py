@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vat import builtin
 from vat.errors import VatError
 from vat.features import slim
 from vat.features.folding import fold_batch_norm, join_residuals
@@ -26,6 +27,8 @@ FeatureMaps = dict[int, list[Tensor]]
 LEVELS = (2, 3, 4, 5)
 MIN_SIZE = 32  # smaller images are enlarged first, so that the coarsest map has one cell at least
 PROBE_SIZE = 128
+IN_MODEL = "backbone.body."
+"""What timm's names of the weights begin with in a file of a whole model."""
 
 
 class _Folded:
@@ -45,7 +48,8 @@ class _Folded:
 class Backbone(nn.Module):
     """`forward(images [B, 3, H, W]) -> FeatureMaps`.
 
-    `weights` is None (random), True (timm's pretrained ones from the hub) or a file with timm's names.
+    `weights` is None (random), True (timm's pretrained ones from the hub; for `lite4_slim` those of the built-in
+    models) or a file: with timm's names, or one that `vat.save` wrote of a model with this backbone.
     A frozen backbone gets no gradient; its BatchNorm layers stay in eval mode either way.
     """
 
@@ -56,6 +60,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.name = name
         self.frozen = frozen
+        if weights is True and name == slim.NAME:
+            weights = builtin.path(builtin.SEGMENTER)
         self.body = _create(name, pretrained=weights is True)
         family = family_of(self.body, name)
         self._walk = family.walk
@@ -126,8 +132,8 @@ class Backbone(nn.Module):
         return levels
 
     def load_weights(self, path: str | Path) -> None:
-        """Load a timm state dict (.safetensors, or .pt/.pth read without executing it)."""
-        tensors = read_tensors(Path(path))
+        """Load a timm state dict (.safetensors, or .pt/.pth read without executing it), or the one inside a model."""
+        tensors = {name.removeprefix(IN_MODEL): tensor for name, tensor in read_tensors(Path(path)).items()}
         own = self.body.state_dict()
         missing = sorted(k for k in own if k not in tensors and not k.endswith("num_batches_tracked"))
         wrong = sorted(k for k in own if k in tensors and own[k].shape != tensors[k].shape)
@@ -206,8 +212,6 @@ def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _create(name: str, pretrained: bool) -> Any:
     if name == slim.NAME:
-        if pretrained:
-            raise VatError(f"The weights of {name!r} come with the built-in models, not from the hub; give a file.")
         return slim.Lite4Slim()
     import timm
 

@@ -22,11 +22,11 @@ Schedule = Literal["constant", "cosine"]
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What is trained: `vat.create_model(name, backbone_weights=..., **overrides)`."""
+    """What is trained: a new model of a name, or one that a checkpoint file or the package holds, to go on with."""
 
     name: str = "vat"
     overrides: dict[str, Any] = field(default_factory=dict)
-    backbone_weights: str | None = None  # "pretrained" (timm's, from the hub), a file, or null: random
+    backbone_weights: str | None = None  # "pretrained" (timm's, from the hub, or ours), a file, or null: random
 
 
 @dataclass(frozen=True)

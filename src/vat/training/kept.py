@@ -17,11 +17,11 @@ from lightning import Fabric
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vat.checkpoint import checksum
 from vat.data import EpisodeDataset
 from vat.data.segmentation import VOID
 from vat.files import write_atomically
 from vat.network import PairNetwork
+from vat.tensorfile import checksum
 from vat.training.config import Experiment
 from vat.training.feed import EpisodeNumbers, Share
 from vat.training.frozen import FOLDER, Backboned, FromFeatures, Maps, check_features, check_space

@@ -17,7 +17,7 @@ import torch
 from lightning import Fabric
 from torch import Tensor
 
-from vat.checkpoint import save
+from vat.checkpoint import load_or_create, save
 from vat.errors import VatError
 from vat.files import write_atomically
 from vat.network import PairNetwork
@@ -50,7 +50,6 @@ from vat.training.safety import (
 from vat.training.state import LAST, Progress, bytes_needed, load_state, save_state
 from vat.training.tasks import Batch, names_of, task_for
 from vat.training.validation import evaluate
-from vat.zoo import create_model
 
 LONGEST_SILENCE = 10.0
 """Seconds after which a single process reads the loss although `log_every` steps have not passed."""
@@ -70,14 +69,11 @@ def train(experiment: Experiment, out: str | Path, fabric: Fabric, *, resume: bo
 
 
 def build_network(experiment: Experiment) -> PairNetwork:
-    """The experiment's model with its starting weights, which the seed decides."""
+    """The experiment's model with its starting weights: those of a checkpoint, or what the seed decides."""
+    settings = experiment.model
+    weights = True if settings.backbone_weights == PRETRAINED else settings.backbone_weights
     torch.manual_seed(experiment.training.seed)
-    weights = experiment.model.backbone_weights
-    return create_model(
-        experiment.model.name,
-        backbone_weights=True if weights == PRETRAINED else weights,
-        **experiment.model.overrides,
-    )
+    return load_or_create(settings.name, backbone_weights=weights, **settings.overrides).train()
 
 
 class Trainer:
