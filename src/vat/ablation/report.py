@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vat.ablation.plan import COSTS, Plan, Row
@@ -28,6 +29,7 @@ COST_TITLES = {
 }
 RESULT, COSTS_FILE = "result.json", "costs.json"
 PLOTTED = 4  # columns at most
+LEAST_SPAN = 1.0  # points of a score that a panel is wide
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def markdown(plan: Plan, lines: list[Line], picture: str) -> str:
     orders = [f"{_title(c)} {a[0]} of {a[1]}" for c, a in found.items() if a]
     if orders:
         parts.append(f"Pairs of rows in the paper's order: {', '.join(orders)}.")
-    parts.append(f"![ours and the paper's]({picture})")
+    parts.append(f"![{plan.title}, as points]({picture})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -168,10 +170,12 @@ def _circumstances(plan: Plan, lines: list[Line]) -> list[str]:
             f"{_range([f['episodes'] for f in trained], ',.0f')} episodes, {trained[0]['precision']}. "
         )
     devices = ", ".join(sorted({fact["device"] for fact in facts}))
+    models = [line.row.experiment.model for line in lines]
+    backbones = ", ".join(f"`{name}`" for name in dict.fromkeys(m.overrides.get("backbone", m.name) for m in models))
     tested = _range([fact["tested_on"] for fact in facts], ",.0f")
     return [
         f"{source}Ours: base `{plan.base}` ({first.data.name}, backbone "
-        f"`{first.model.overrides.get('backbone', first.model.name)}`), seeds {', '.join(map(str, plan.seeds))}, "
+        f"{backbones}), seeds {', '.join(map(str, plan.seeds))}, "
         f"{plan.evaluation.weights} weights. {budget}Tested on {tested} samples of the {plan.evaluation.split} "
         f"split, on {devices}."
     ]
@@ -196,26 +200,51 @@ def as_csv(plan: Plan, lines: list[Line]) -> str:
 
 
 def figure(plan: Plan, lines: list[Line]) -> Figure:
-    """A panel for each of the first columns: bars are ours, diamonds are the paper's."""
+    """A panel for each of the first columns. Ours belong to the lower axis, the paper's to the upper one; both span as
+    many points, so that equal differences are equally far apart whatever the two are tested on.
+    """
     columns = [c for c in columns_of(plan, lines) if c not in COSTS][:PLOTTED] or ["miou@1"]
-    height = 1.2 + 0.4 * len(lines)
     panels, axes = plt.subplots(
-        1, len(columns), figsize=(2 + 3 * len(columns), height), layout="constrained", sharey=True, squeeze=False
+        1,
+        len(columns),
+        figsize=(2 + 3 * len(columns), 1.6 + 0.4 * len(lines)),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
     )
-    places = range(len(lines))
     for axis, column in zip(axes[0], columns, strict=True):
-        ours = [(i, line.mean(column), line.spread(column)) for i, line in enumerate(lines)]
-        known = [(i, mean, spread or 0.0) for i, mean, spread in ours if mean is not None]
-        axis.barh([i for i, _, _ in known], [m for _, m, _ in known], xerr=[s for *_, s in known], label="ours")
-        paper = [(i, line.row.published(column)) for i, line in enumerate(lines)]
-        shown = [(i, value) for i, value in paper if value is not None]
-        axis.plot([v for _, v in shown], [i for i, _ in shown], "D", color="black", markersize=4, label="paper")
+        ours = [(i, line.mean(column), line.spread(column) or 0.0) for i, line in enumerate(lines)]
+        papers = [(i, line.row.published(column), 0.0) for i, line in enumerate(lines)]
+        known = [[point for point in points if point[1] is not None] for points in (ours, papers)]
+        span = max(_extent(points) for points in known)
+        _points(axis, known[0], span, "ours", "o", "tab:blue")
         axis.set_title(_title(column), fontsize=10)
-        axis.grid(axis="x", alpha=0.3)
-    axes[0][0].set_yticks(list(places), [line.row.label for line in lines], fontsize=8)
-    axes[0][0].invert_yaxis()
-    axes[0][-1].legend(fontsize=8)
+        axis.grid(alpha=0.3)
+        if known[1]:
+            _points(axis.twiny(), known[1], span, "the paper's", "D", "black")
+    axes[0][0].set_yticks(list(range(len(lines))), [line.row.label for line in lines], fontsize=8)
+    axes[0][0].set_ylim(len(lines) - 0.5, -0.5)
     return panels
+
+
+def _extent(points: list[tuple[int, Any, float]]) -> float:
+    """How many points of a score lie between the first and the last of these, error bars included."""
+    if not points:
+        return LEAST_SPAN
+    return max(LEAST_SPAN, max(v + s for _, v, s in points) - min(v - s for _, v, s in points))
+
+
+def _points(
+    axis: Axes, points: list[tuple[int, Any, float]], span: float, label: str, marker: str, color: str
+) -> None:
+    """One kind of number: the middle of its values in the middle of an axis that is somewhat wider than `span`."""
+    rows, values, spreads = zip(*points, strict=True) if points else ((), (), ())
+    axis.errorbar(values, rows, xerr=spreads, fmt=marker, color=color, markersize=5)
+    axis.set_xlabel(label, fontsize=8, color=color)
+    axis.tick_params(axis="x", labelsize=8, colors=color)
+    if values:
+        middle = (min(v - s for _, v, s in points) + max(v + s for _, v, s in points)) / 2
+        axis.set_xlim(middle - 0.6 * span, middle + 0.6 * span)
 
 
 def read_json(path: Path) -> dict[str, Any]:
