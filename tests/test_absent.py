@@ -16,7 +16,7 @@ from vat.cli import app
 from vat.data import EpisodeDataset, build, collate
 from vat.errors import VatError
 from vat.evaluation import evaluate
-from vat.evaluation.absent import FalseMasks
+from vat.evaluation.absent import FalseMasks, confidence
 from vat.launch import make_fabric
 from vat.training import load_experiment, train
 from vat.training.losses import cross_entropy, dice
@@ -144,21 +144,44 @@ def test_false_masks_are_counted_outside_void() -> None:
     ignore[0, :2] = True
     batch = {
         "index": torch.tensor([0, 1]),
+        "absent": torch.tensor([True, True]),
         "class_id": torch.tensor([1, 1]),
         "query_mask": torch.zeros(2, 10, 10, dtype=torch.uint8),
         "ignore": ignore,
     }
-    records = protocol.measure([{1: mask}], batch)
+    records = protocol.measure(([{1: mask}], [{1: torch.tensor([0.5, 0.25])}]), batch)
     assert protocol.results(records, {})["1"] == {"masked": pytest.approx(100 * 30 / 80 / 2), "photos": 50.0}
     assert [protocol.quality(record) for record in records] == [pytest.approx(1 - 30 / 80), 1.0]
 
 
-def test_an_evaluation_wants_all_queries_without_the_class_or_none(tmp_path: Path) -> None:
+def test_confidence_tells_photos_with_the_class_from_those_without() -> None:
+    protocol = FalseMasks((1,))
+    shown = [{"absent": False, "shots": {"1": {"masked": 0.5, "confidence": c / 100}}} for c in range(50, 90)]
+    lacking = [{"absent": True, "shots": {"1": {"masked": 0.0, "confidence": c / 100}}} for c in (40, 45, 51, 70)]
+    found = protocol.results([*shown, *lacking], {})["1"]
+    below = sum(c > d for c in range(50, 90) for d in (40, 45, 51, 70)) + 0.5 * 2  # two values are equal
+    assert found["told_apart"] == pytest.approx(100 * below / (40 * 4))
+    assert found["least"] == pytest.approx(51)  # two of forty are 5 %
+    assert found["passing"] == 50.0
+    assert found["masked"] == 0.0
+    assert protocol.results(lacking, {})["1"].keys() == {"masked", "photos"}
+    (_, table) = protocol.tables({"1": found})
+    assert table.rows == [["1-shot", *(f"{found[name]:.1f}" for name in ("told_apart", "least", "passing"))]]
+
+
+def test_confidence_is_the_greatest_probability_after_calibration() -> None:
+    logits = torch.zeros(2, 2, 2, 4, 4)
+    logits[0, 0, 1, 2, 3] = 4.0
+    torch.testing.assert_close(confidence(logits, 2.0), torch.tensor([(torch.tensor(2.0).sigmoid() + 0.5) / 2, 0.5]))
+
+
+def test_some_or_all_queries_of_an_evaluation_may_lack_their_class(tmp_path: Path) -> None:
     options: Any = {"split": "train", "mode": "test", "image_size": 64, "episodes": 3}
     root = fakes.fss(tmp_path / "fss")
     fabric = Fabric(accelerator="cpu", devices=1)
-    with pytest.raises(VatError, match=r"none \(0\) or all"):
-        evaluate(small(), build("fss", root, absent=0.5, **options), fabric=fabric)
+    some = evaluate(small(), build("fss", root, absent=0.5, **options), fabric=fabric)
+    assert {record["absent"] for record in some.records} == {True, False}
+    assert set(some.results["1"]) == {"masked", "photos", "told_apart", "least", "passing"}
     report = evaluate(small(), build("fss", root, absent=1.0, **options), fabric=fabric)
     assert set(report.results["1"]) == {"masked", "photos"}
     assert report.settings["data"]["absent"] == 1.0

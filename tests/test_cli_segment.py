@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -103,6 +104,17 @@ def test_what_is_done_is_skipped_until_something_changes(place, segment):
     photo(place / "examples/dog/1.jpg", seed=101)
     assert again("--threshold", "0.7") == (5, 0), "another example"
     assert again("--threshold", "0.7", "--restart") == (5, 0)
+    assert again("--threshold", "0.7", "--min-confidence", "0.9") == (5, 0)
+
+
+def test_photos_without_the_thing_can_be_left_alone(place, segment):
+    said = segment("photos", *ONE, "--out", "m", "--format", "png,html", "--min-confidence", "1", "--json")
+    assert not any(read_mask(place / f"m/{name}.png").any() for name in PHOTOS)
+    sure = [found["confidence"]["object"] for found in json.loads(said)["photos"]]
+    assert all(0 < value < 1 for value in sure)
+    page = (place / "m/index.html").read_text()
+    assert page.count("nothing found") == len(PHOTOS)
+    assert sorted(map(float, re.findall(r"object&quot;, (0[.\d]+)", page))) == sorted(sure)
 
 
 def test_one_bad_file_is_named_and_the_rest_is_done(place, segment):

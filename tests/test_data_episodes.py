@@ -44,6 +44,7 @@ def test_sample_has_the_documented_shapes(tmp_path: Path) -> None:
         "support_mask": ((2, 48, 48), torch.uint8),
         "class_id": ((), torch.int64),
         "index": ((), torch.int64),
+        "absent": ((), torch.bool),
         "query_size": ((2,), torch.int64),
     }
     assert sample["query_size"].tolist() == [60, 80]

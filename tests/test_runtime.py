@@ -124,6 +124,21 @@ def test_classes_compete_and_may_overlap(folder):
     assert [(found == expected).mean() > 0.95 for found in both.masks.values()] == [True, True]
 
 
+def test_a_class_that_is_not_sure_to_be_there_gets_no_mask(folder):
+    dim, mask = half_red(level=60)
+    bright, _ = half_red(level=180)
+    segmenter = Segmenter(folder, threads=1).fit({"bright": (bright, mask), "dim": (dim, mask)})
+    photo, _ = half_red()
+    sure = segmenter.predict(photo).confidence
+    assert sure["dim"] > sure["bright"] > 0.5
+    for overlapping in (False, True):
+        options = {"overlapping": overlapping, "min_confidence": sum(sure.values()) / 2}
+        result = segmenter.predict(photo, **options)
+        assert result.confidence == sure
+        assert [found.any() for found in result.masks.values()] == [False, True]
+        assert not segmenter.predict(photo, overlapping=overlapping, threshold=0, min_confidence=1).mask.any()
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 7])
 def test_batches_change_nothing(folder, batch_size):
     image, mask = half_red()

@@ -56,6 +56,31 @@ def test_a_threshold_moves_the_border(learnt):
     assert sizes[0] > sizes[1] > sizes[2] > 0
 
 
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_a_class_that_is_not_sure_to_be_there_gets_no_mask(fitted, overlapping):
+    options = {"threshold": 0.0, "overlapping": overlapping}
+    plain = fitted.predict(photo(7), **options)
+    there, missing = sorted(plain.confidence, key=plain.confidence.get, reverse=True)
+    least = sum(plain.confidence.values()) / 2
+    result = fitted.predict(photo(7), **options, min_confidence=least)
+    assert result.confidence == plain.confidence
+    assert not result.masks[missing].any()
+    alone = vat.Segmenter(NETWORK, "cpu").fit({there: examples(2) if there == "disc" else examples(1, start=5)})
+    np.testing.assert_array_equal(result.masks[there], alone.predict(photo(7), **options).masks[there])
+    assert not fitted.predict(photo(7), **options, min_confidence=1.0).mask.any()
+    with pytest.raises(VatError, match="min_confidence is 2"):
+        fitted.predict(photo(7), min_confidence=2)
+
+
+def test_confidence_is_that_of_the_class_alone(fitted, learnt):
+    for name, pairs in (("disc", examples(2)), ("other", examples(1, start=5))):
+        alone = vat.Segmenter(NETWORK, "cpu").fit({name: pairs}).predict(photo(7))
+        assert alone.confidence[name] == pytest.approx(fitted.predict(photo(7)).confidence[name], abs=1e-6)
+        assert alone.confidence[name] == pytest.approx(alone.probability.max(), abs=1e-6)
+    with_disc = learnt.predict(photo(9)).confidence["object"]
+    assert with_disc > learnt.predict(np.full((60, 90, 3), 128, np.uint8)).confidence["object"]
+
+
 def test_classes_compete_with_each_other_and_the_background(fitted):
     result = fitted.predict(photo(7))
     total = result.probabilities.sum(0)

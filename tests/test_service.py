@@ -106,6 +106,15 @@ def test_several_classes_and_masks_as_run_lengths(client):
         assert (decode(found["rle"]) == expected.masks[found["label"]]).all()
 
 
+def test_photos_without_the_thing_can_be_left_alone(client, direct):
+    answer = client.post("/v1/segment", files=[*example(0), query()], data={"min_confidence": 1}).json()
+    [found] = answer["results"][0]["masks"]
+    assert found["area"] == 0
+    expected = vat.Segmenter(SEGMENTATION, "cpu").fit(*zip(*examples(1), strict=True)).predict(photo(9))
+    assert found["confidence"] == pytest.approx(expected.confidence["object"], abs=1e-4)
+    refusal(client.post("/v1/segment", files=[*example(0), query()], data={"min_confidence": 2}), 422)
+
+
 def test_a_stored_set_lives_until_it_is_deleted(client, direct):
     stored = client.post("/v1/supports", files=[*example(0), *example(1)], data={"label": "disc"})
     assert stored.status_code == 201

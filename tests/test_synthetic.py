@@ -55,6 +55,7 @@ def test_episode_sample_is_complete() -> None:
         "support_mask": (torch.uint8, (2, SIZE, SIZE)),
         "class_id": (torch.int64, ()),
         "index": (torch.int64, ()),
+        "absent": (torch.bool, ()),
         "query_size": (torch.int64, (2,)),
     }
     for key, (dtype, shape) in expected.items():

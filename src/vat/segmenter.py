@@ -51,10 +51,12 @@ class Options:
     scales: Sequence[float] = (1.0,)
     flip: bool = False
     self_support: bool = False
+    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise VatError(f"threshold is {self.threshold}; it is a probability, from 0 to 1.")
+        for name in ("threshold", "min_confidence"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise VatError(f"{name} is {getattr(self, name)}; it is a probability, from 0 to 1.")
         self.views()  # refuses what cannot be, before anything is computed
 
     def views(self) -> Views:
@@ -155,6 +157,7 @@ class Segmenter:
         scales: Sequence[float] = (1.0,),
         flip: bool = False,
         self_support: bool = False,
+        min_confidence: float = 0.0,
     ) -> Segmentation:
         """The masks of one photo, at its own size and orientation.
 
@@ -167,8 +170,10 @@ class Segmenter:
             flip: look at the mirrored photo too.
             self_support: look again, with what was surely found as one more example (`vat.self_support`); each tile
                 and view by itself.
+            min_confidence: classes of which the result's `confidence` is less than this are taken not to be in the
+                photo, and get no mask.
         """
-        options = Options(threshold, overlapping, tiles, scales, flip, self_support)
+        options = Options(threshold, overlapping, tiles, scales, flip, self_support, min_confidence)
         return self._segment(self._read(image, options), options, self._learnt())
 
     def predict_batch(self, images: Iterable[ImageLike], **options: Any) -> list[Segmentation]:
@@ -219,6 +224,7 @@ class Segmenter:
 
     def _segment(self, photo: _Photo, options: Options, learnt: Fitted) -> Segmentation:
         scores = class_scores(self.engine, learnt.chunks, learnt.owners, photo.pixels, photo.size, options.views())
+        confidence = rule_out(scores, options.min_confidence)
         labels = decide(scores, options.threshold, options.overlapping)
         return Segmentation(
             classes=learnt.classes,
@@ -228,6 +234,7 @@ class Segmenter:
             name=Path(photo.source).name if isinstance(photo.source, str | os.PathLike) else None,
             threshold=options.threshold,
             overlapping=options.overlapping,
+            confidence=dict(zip(learnt.classes, confidence.tolist(), strict=True)),
         )
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -257,6 +264,13 @@ class Segmenter:
         return segmenter
 
 
+def rule_out(scores: Tensor, least: float) -> Tensor:
+    """The confidence [C] in each class of log-odds [C, H, W]; those of classes with less become minus infinity."""
+    confidence = scores.amax((1, 2)).sigmoid()
+    scores[confidence < least] = -torch.inf
+    return confidence
+
+
 def decide(scores: Tensor, threshold: float, overlapping: bool) -> Tensor:
     """Label map uint8 [H, W] of log-odds [C, H, W], which are turned into probabilities in place.
 
@@ -268,7 +282,7 @@ def decide(scores: Tensor, threshold: float, overlapping: bool) -> Tensor:
     step = max(1, PIXELS_AT_ONCE // scores.shape[2])
     for part, row in zip(scores.split(step, dim=1), labels.split(step), strict=True):
         best, winner = part.max(0)
-        row.copy_(torch.where(best >= least, winner + 1, 0))
+        row.copy_(torch.where((best >= least) & best.isfinite(), winner + 1, 0))
         part.copy_(part.sigmoid() if overlapping else posterior(part))
     return labels
 

@@ -234,9 +234,7 @@ def _extent(points: list[tuple[int, Any, float]]) -> float:
     return max(LEAST_SPAN, max(v + s for _, v, s in points) - min(v - s for _, v, s in points))
 
 
-def _points(
-    axis: Axes, points: list[tuple[int, Any, float]], span: float, label: str, marker: str, color: str
-) -> None:
+def _points(axis: Axes, points: list[tuple[int, Any, float]], span: float, label: str, marker: str, color: str) -> None:
     """One kind of number: the middle of its values in the middle of an axis that is somewhat wider than `span`."""
     rows, values, spreads = zip(*points, strict=True) if points else ((), (), ())
     axis.errorbar(values, rows, xerr=spreads, fmt=marker, color=color, markersize=5)

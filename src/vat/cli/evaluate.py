@@ -55,7 +55,7 @@ def evaluate(
     ] = None,
     original_size: Annotated[bool, typer.Option("--original-size", help="Score at the mask's own size.")] = False,
     absent: Annotated[
-        float, typer.Option(help="1.0: no query shows the class; how much of it is masked all the same?")
+        float, typer.Option(help="Share of queries without the class; scores what is masked all the same.")
     ] = 0.0,
     min_radius: Annotated[int, typer.Option(help="Smallest radius of mBA; common code has 1.")] = 3,
     alphas: Annotated[str, typer.Option(help="Thresholds of PCK, comma-separated.")] = "0.03,0.05,0.1,0.15",

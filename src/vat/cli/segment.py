@@ -58,6 +58,9 @@ def segment(
     ] = "png",
     model: Model = None,
     threshold: Annotated[float, typer.Option(help="Probability from which a pixel counts.", min=0, max=1)] = 0.5,
+    min_confidence: Annotated[
+        float, typer.Option(help="Mask nothing of a class that the photo shows less surely than this.", min=0, max=1)
+    ] = 0.0,
     overlapping: Annotated[bool, typer.Option("--overlapping", help="Let classes share pixels.")] = False,
     tiles: Annotated[
         str | None, typer.Option(metavar="N", help="Also look at tiles of a photo, N along its longer side; or auto.")
@@ -106,8 +109,8 @@ def segment(
         "scales": numbers(scales, "--scales"),
         "flip": flip,
     }
-    if self_support:  # only then: photos that are done without it stay done
-        options["self_support"] = True
+    further = {"self_support": self_support, "min_confidence": min_confidence}
+    options |= {name: value for name, value in further.items() if value}  # photos that are done without stay done
     if save_fitted is not None:
         examples.segmenter.save(save_fitted)
     console = Console(quiet=quiet, highlight=False, soft_wrap=True)
@@ -221,7 +224,8 @@ def _progress(console: Console, report: Report, total: int) -> Iterator[Any]:
     def tell(query: Query, outcome: Record | Exception) -> None:
         if isinstance(outcome, Record):
             files = [path for paths in outcome.files.values() for path in paths if not path.startswith(".")]
-            report.done.append({"photo": query.name, "files": files, "shares": outcome.shares})
+            found = {"shares": outcome.shares, "confidence": outcome.confidence}
+            report.done.append({"photo": query.name, "files": files, **found})
         else:
             report.failed.append({"photo": query.name, "reason": str(outcome)})
         bar.advance(task)

@@ -46,9 +46,9 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
     more shots, and the query is the same, as long as every class has enough images for both.
 
     A sample holds `query` uint8 [3, S, S], `query_mask` uint8 {0, 1} [S, S], `ignore` bool [S, S] (void
-    pixels), `support` uint8 [K, 3, S, S], `support_mask` uint8 [K, S, S], `class_id`, `index`, `query_size`
-    (original height and width), `query_name`, and `support_names` joined by "|". Images are not normalised:
-    each backbone has its own mean and deviation, so the model does that.
+    pixels), `support` uint8 [K, 3, S, S], `support_mask` uint8 [K, S, S], `class_id`, `index`, `absent` (whether the
+    query was chosen not to show the class), `query_size` (original height and width), `query_name`, and `support_names`
+    joined by "|". Images are not normalised: each backbone has its own mean and deviation, so the model does that.
 
     Args:
         episodes: episodes per epoch. Default: in training one per listed image; in tests what the source's
@@ -181,6 +181,7 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             "support_mask": torch.stack([(labels == 1).to(torch.uint8) for _, labels, _ in supports]),
             "class_id": torch.tensor(episode.class_id),
             "index": torch.tensor(index),
+            "absent": torch.tensor(episode.absent),
             "query_size": torch.tensor(size),
             "query_name": names[0],
             "support_names": "|".join(names[1:]),

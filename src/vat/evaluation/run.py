@@ -55,9 +55,9 @@ def evaluate(
     """Evaluate a model on every sample of a data set of `vat.data.build`.
 
     Several numbers of `shots` share one pass: the data set is built with the largest, and fewer shots use the
-    first supports. A data set with `original_size=True` is scored at the masks' own sizes; of one with `absent=1.0` it
-    is measured how much is masked although nothing should be. Neither the batch
-    size nor the workers nor the processes of the `fabric` change what is computed, up to the rounding of the
+    first supports. A data set with `original_size=True` is scored at the masks' own sizes; of one with `absent` it
+    is measured how much is masked although nothing should be, and whether that can be told by the confidence. Neither
+    the batch size nor the workers nor the processes of the `fabric` change what is computed, up to the rounding of the
     network's sums.
 
     Args:
@@ -73,10 +73,6 @@ def evaluate(
         protocol = Correspondence(tuple(alphas), flip)
     else:
         absent = getattr(dataset, "absent", 0.0)
-        if absent not in (0.0, 1.0):
-            raise VatError(
-                f"absent is {absent:g}; in an evaluation none (0) or all (1) of the queries lack their class."
-            )
         protocol = (FalseMasks if absent else Segmentation)(tuple(shots), voting, flip, min_radius, self_support)
     protocol.check(dataset[0])
     fabric = fabric or make_fabric(devices=1)

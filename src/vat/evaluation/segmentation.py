@@ -54,6 +54,13 @@ class Segmentation(Protocol):
 
     def predict(self, model: Any, batch: Batch) -> list[Masks]:
         """The masks of every group of :func:`truths`, at the size of its truth."""
+        return self.masks(self.logits(model, batch))
+
+    def masks(self, logits: list[dict[int, Tensor]]) -> list[Masks]:
+        return [{shots: merge(each, self.voting) for shots, each in group.items()} for group in logits]
+
+    def logits(self, model: Any, batch: Batch) -> list[dict[int, Tensor]]:
+        """Number of shots -> those of all votes [b, V, 2, H, W], for every group of :func:`truths`."""
         query, support = model.normalize(batch["query"]), model.normalize(batch["support"])
         mask = batch["support_mask"].to(query.dtype)
         views = [decoded(model, query, support, mask, self.shots, self.self_support)]
@@ -61,16 +68,9 @@ class Segmentation(Protocol):
             mirrored = query.flip(-1), support.flip(-1), mask.flip(-1)
             views.append(decoded(model, *mirrored, self.shots, self.self_support))
         return [
-            {shots: self._mask(model, [view[shots][rows] for view in views], truth.shape[-2:]) for shots in self.shots}
+            {shots: _finished(model, [view[shots][rows] for view in views], truth.shape[-2:]) for shots in self.shots}
             for rows, truth, _ in truths(batch)
         ]
-
-    def _mask(self, model: Any, views: list[Tensor], size: Sequence[int]) -> Tensor:
-        """Decoder outputs [b, V, 2, h, w], the second view mirrored, -> masks [b, H, W]."""
-        votes = views[0].shape[1]
-        logits = [model.finish(view.float().flatten(0, 1), size, votes) for view in views]
-        total = logits[0] if len(logits) == 1 else logits[0] + logits[1].flip(-1)
-        return merge(total, self.voting)
 
     # -- from masks to results -------------------------------------------------------------------------------
 
@@ -170,6 +170,13 @@ def decoded(
     if self_support is None:
         return outputs
     return {k: self_support.logits(model, query, features, seen, output) for k, output in outputs.items()}
+
+
+def _finished(model: Any, views: list[Tensor], size: Sequence[int]) -> Tensor:
+    """Decoder outputs [b, V, 2, h, w], the second view mirrored, -> their mean as logits [b, V, 2, H, W]."""
+    votes = views[0].shape[1]
+    logits = [model.finish(view.float().flatten(0, 1), size, votes) for view in views]
+    return logits[0] if len(logits) == 1 else (logits[0] + logits[1].flip(-1)) / 2
 
 
 def truths(batch: Batch) -> Iterator[tuple[slice, Tensor, Tensor]]:

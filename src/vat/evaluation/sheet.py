@@ -70,10 +70,10 @@ def _figure(groups: dict[str, list[list[Panel]]]) -> Figure:
 
 
 def _panels(model: Any, protocol: Protocol, batch: Batch) -> list[Panel]:
-    prediction = protocol.predict(model, batch)
     if isinstance(protocol, Segmentation):
-        return _episode(protocol, prediction, batch)
+        return _episode(protocol, protocol.masks(protocol.logits(model, batch)), batch)
     assert isinstance(protocol, Correspondence)
+    prediction = protocol.predict(model, batch)
     return _transfer(prediction, batch) if "target_mask" in batch else _points(protocol, prediction, batch)
 
 

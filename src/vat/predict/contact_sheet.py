@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -43,19 +43,25 @@ SCRIPT = """
 const tiles = [...document.querySelectorAll('figure')], main = document.querySelector('main');
 const text = document.getElementById('text'), order = document.getElementById('order');
 const boxes = [...document.querySelectorAll('header input[type=checkbox]')];
-const shares = new Map(tiles.map(tile => [tile, new Map(JSON.parse(tile.dataset.shares))]));
+const values = name => new Map(tiles.map(tile => [tile, new Map(JSON.parse(tile.dataset[name]))]));
+const shares = values('shares'), confidence = values('confidence');
 const place = tile => Number(tile.dataset.place);
 function show() {
   const wanted = boxes.filter(box => box.checked).map(box => box.value), words = text.value.toLowerCase();
-  const area = tile => [...shares.get(tile)].reduce(
-    (sum, [name, share]) => sum + (wanted.length && !wanted.includes(name) ? 0 : share), 0);
+  const chosen = map => [...map].map(([name, value]) => wanted.length && !wanted.includes(name) ? 0 : value);
+  const ranks = {
+    name: () => 0,
+    area: tile => chosen(shares.get(tile)).reduce((sum, share) => sum + share, 0),
+    surest: tile => Math.max(0, ...chosen(confidence.get(tile))),
+  };
+  const rank = ranks[order.value];
   let count = 0;
   for (const tile of tiles) {
     tile.hidden = !(tile.dataset.name.includes(words) && wanted.every(name => shares.get(tile).has(name)));
     count += !tile.hidden;
   }
   document.getElementById('count').textContent = count + ' of ' + tiles.length + ' shown';
-  tiles.sort((a, b) => (order.value === 'area' ? area(b) - area(a) : 0) || place(a) - place(b));
+  tiles.sort((a, b) => rank(b) - rank(a) || place(a) - place(b));
   main.append(...tiles);
 }
 text.oninput = order.onchange = show; boxes.forEach(box => box.onchange = show); show();
@@ -64,12 +70,15 @@ text.oninput = order.onchange = show; boxes.forEach(box => box.onchange = show);
 
 @dataclass(frozen=True)
 class Tile:
-    """A photo on the sheet: its thumbnail as JPEG, the share of it that each class covers, and where a click leads."""
+    """A photo on the sheet: its thumbnail as JPEG, the share of it that each class covers, where a click leads, and how
+    sure the model is that it shows each class.
+    """
 
     name: str
     picture: bytes
     shares: dict[str, float]
     link: str | None = None
+    confidence: dict[str, float] = field(default_factory=dict)
 
 
 def thumbnail(result: Segmentation) -> bytes:
@@ -84,7 +93,9 @@ def thumbnail(result: Segmentation) -> bytes:
 
 
 def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> str:
-    """The page: tiles to filter by class and name, in the order given or by the area of the classes chosen."""
+    """The page: tiles to filter by class and name, in the order given, by the area of the classes chosen, or by how
+    sure it is that a photo shows them: where things are masked that are not there, they stand at the end.
+    """
     figures = "\n".join(_figure(place, tile) for place, tile in enumerate(tiles))
     boxes = "".join(
         f'<label><input type="checkbox" value="{escape(name)}"> <i style="background:rgb{colour(number)}"></i>'
@@ -97,7 +108,7 @@ def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> 
 <body><header><h1>{escape(title)} <small id="count"></small></h1>
 <form onsubmit="return false"><input id="text" type="search" placeholder="name" aria-label="Show names with this text">
 <select id="order" aria-label="Order"><option value="name">by name</option>
-<option value="area">largest area first</option></select>
+<option value="area">largest area first</option><option value="surest">surest first</option></select>
 <span>Photos with</span>{boxes}</form></header>
 <main>
 {figures}
@@ -108,13 +119,15 @@ def contact_sheet(tiles: Iterable[Tile], classes: Sequence[str], title: str) -> 
 
 def _figure(place: int, tile: Tile) -> str:
     present = {name: share for name, share in tile.shares.items() if share > 0}
-    listed = ", ".join(f"{name} {share:.1%}" for name, share in present.items()) or "nothing found"
-    shares = json.dumps(list(present.items()))
+    sure = {name: f", confidence {value:.2f}" for name, value in tile.confidence.items()}
+    listed = "; ".join(f"{name} {share:.1%}{sure.get(name, '')}" for name, share in present.items()) or "nothing found"
+    shares, confidence = (escape(json.dumps(list(of.items()))) for of in (present, tile.confidence))
     data = base64.b64encode(tile.picture).decode()
     picture = f'<img loading="lazy" alt="{escape(tile.name)}" src="data:image/jpeg;base64,{data}">'
     if tile.link is not None:
         picture = f'<a href="{escape(quote(tile.link))}">{picture}</a>'
     return (
-        f'<figure data-place="{place}" data-name="{escape(tile.name.lower())}" data-shares="{escape(shares)}">'
+        f'<figure data-place="{place}" data-name="{escape(tile.name.lower())}" data-shares="{shares}" '
+        f'data-confidence="{confidence}">'
         f"{picture}<figcaption>{escape(tile.name)}<small>{escape(listed)}</small></figcaption></figure>"
     )

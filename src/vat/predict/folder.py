@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from vat.images import is_tensor
 from vat.predict.contact_sheet import Tile, contact_sheet, thumbnail
 from vat.predict.queries import Query
 from vat.predict.results import PICTURES
-from vat.predict.writers import WRITERS, CocoPhoto, coco_document, region_annotations, shares, yolo_names
+from vat.predict.writers import WRITERS, CocoPhoto, coco_document, confidences, region_annotations, shares, yolo_names
 
 if TYPE_CHECKING:
     from vat.predict.results import Segmentation
@@ -53,6 +53,7 @@ class Record:
     shares: dict[str, float]
     files: dict[str, list[str]]
     regions: list[dict[str, Any]] | None = None
+    confidence: dict[str, float] = field(default_factory=dict)
 
     def belongs(self, fingerprint: str, stamp: list[int]) -> bool:
         return self.fingerprint == fingerprint and self.stamp == stamp
@@ -115,6 +116,7 @@ class OutputFolder:
         record = Record(
             query.name, self.fingerprint, list(query.stamp), width, height, list(result.classes), shares(result), files
         )
+        record.confidence = confidences(result)
         if "coco" in self.formats:
             record.regions = region_annotations(result)
         earlier = self.record(query.key)
@@ -167,7 +169,8 @@ class OutputFolder:
                 picture = (self.folder / record.files["html"][0]).read_bytes()
             except OSError:
                 continue  # somebody deleted the thumbnail of an earlier run
-            tiles.append(Tile(record.name, picture, record.shares, shown[0] if shown else None))
+            link = shown[0] if shown else None
+            tiles.append(Tile(record.name, picture, record.shares, link, record.confidence))
         return contact_sheet(tiles, self.classes, f"{', '.join(self.classes)} in {len(tiles)} photos")
 
     def _hidden(self, kind: str, key: str, suffix: str) -> Path:

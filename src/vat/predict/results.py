@@ -34,6 +34,8 @@ class Segmentation:
     `label_map`: uint8 [H, W], 0 is the background and i the i-th class. `probabilities`: float32 [C, H, W]; where the
     classes compete they and the background add up to 1, where they may overlap each stands alone. The photo itself is
     read again from `source` when a picture is asked for, so that predicting a large JPEG need not decode it whole.
+    `confidence`: class -> how sure the model is that the photo shows it at all: the greatest probability that any pixel
+    has of being it, whatever other classes claim that pixel.
     """
 
     classes: tuple[str, ...]
@@ -43,6 +45,12 @@ class Segmentation:
     name: str | None = None  # the file's name, or its path within the folder that was worked on
     threshold: float = 0.5
     overlapping: bool = False
+    confidence: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.confidence:
+            greatest = self.probabilities.reshape(len(self.classes), -1).max(axis=1)
+            self.confidence = dict(zip(self.classes, greatest.tolist(), strict=True))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -63,7 +71,8 @@ class Segmentation:
     def masks(self) -> dict[str, np.ndarray]:
         """Class -> bool [H, W]."""
         if self.overlapping:
-            return {name: self.probabilities[i] >= self.threshold for i, name in enumerate(self.classes)}
+            least = max(self.threshold, np.finfo(np.float32).tiny)  # a class that was ruled out has 0 everywhere
+            return {name: self.probabilities[i] >= least for i, name in enumerate(self.classes)}
         return {name: self.label_map == i for i, name in enumerate(self.classes, 1)}
 
     @cached_property

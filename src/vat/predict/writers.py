@@ -90,6 +90,11 @@ def shares(result: Segmentation) -> dict[str, float]:
     return {name: round(float(mask.mean()), 6) for name, mask in result.masks.items()}
 
 
+def confidences(result: Segmentation) -> dict[str, float]:
+    """Class -> how sure the model is that the photo shows it."""
+    return {name: round(value, 4) for name, value in result.confidence.items()}
+
+
 def save_coco(result: Segmentation, folder: Path, stem: str) -> list[Path]:
     height, width = result.size
     photo = CocoPhoto(result.name or stem, width, height, region_annotations(result))
@@ -101,7 +106,7 @@ def save_yolo(result: Segmentation, folder: Path, stem: str) -> list[Path]:
 
 
 def save_html(result: Segmentation, folder: Path, stem: str) -> list[Path]:
-    tile = Tile(result.name or stem, thumbnail(result), shares(result))
+    tile = Tile(result.name or stem, thumbnail(result), shares(result), confidence=confidences(result))
     return [write_atomically(folder / f"{stem}.html", contact_sheet([tile], result.classes, stem).encode())]
 
 

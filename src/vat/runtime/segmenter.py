@@ -83,22 +83,30 @@ class Segmenter:
         names = [output.name for output in self._support.get_outputs()]
         return dict(zip(names, self._support.run(names, feed), strict=True))
 
-    def predict(self, image: ImageLike, *, threshold: float = 0.5, overlapping: bool = False) -> Segmentation:
+    def predict(
+        self, image: ImageLike, *, threshold: float = 0.5, overlapping: bool = False, min_confidence: float = 0.0
+    ) -> Segmentation:
         """The masks of one photo, at its own size and orientation.
 
         Args:
             threshold: the least probability of foreground; higher gives smaller and surer masks.
             overlapping: let a pixel belong to several classes; by default they and the background compete for it.
+            min_confidence: classes of which the result's `confidence` is less than this are taken not to be in the
+                photo, and get no mask.
         """
         if not self._classes:
             raise VatError("Nothing was learnt yet: call fit with labelled examples first.")
-        if not 0 <= threshold <= 1:
-            raise VatError(f"threshold is {threshold}; it is a probability, from 0 to 1.")
+        for name, value in (("threshold", threshold), ("min_confidence", min_confidence)):
+            if not 0 <= value <= 1:
+                raise VatError(f"{name} is {value}; it is a probability, from 0 to 1.")
         votes = sigmoid(self._log_odds(image))
         means = np.stack([votes[self._owners == i].mean(axis=0) for i in range(len(self._classes))])
         scores = resize_maps(log_odds(means), image_size(image))
+        confidence = sigmoid(scores.max(axis=(1, 2)))
+        scores[confidence < min_confidence] = -np.inf
         probabilities = sigmoid(scores)
-        labels = np.where(probabilities.max(axis=0) >= threshold, scores.argmax(axis=0) + 1, 0)
+        best = probabilities.max(axis=0)
+        labels = np.where((best >= threshold) & (best > 0), scores.argmax(axis=0) + 1, 0)
         return Segmentation(
             classes=self._classes,
             label_map=labels.astype(np.uint8),
@@ -107,6 +115,7 @@ class Segmenter:
             name=Path(image).name if isinstance(image, str | os.PathLike) else None,
             threshold=threshold,
             overlapping=overlapping,
+            confidence=dict(zip(self._classes, confidence.tolist(), strict=True)),
         )
 
     def _log_odds(self, image: ImageLike) -> np.ndarray:

@@ -24,17 +24,20 @@ def photo_masks(result: Segmentation, name: str, encoding: str) -> PhotoMasks:
     """The masks of a photo; `encoding` is rle or png."""
     height, width = result.size
     pairs = zip(result.masks.items(), result.probabilities, strict=True)
-    masks = [_mask(label, mask, probability, encoding) for (label, mask), probability in pairs]
+    masks = [
+        _mask(label, mask, probability, result.confidence[label], encoding) for (label, mask), probability in pairs
+    ]
     return PhotoMasks(name=name, width=width, height=height, masks=masks)
 
 
-def _mask(label: str, mask: np.ndarray, probability: np.ndarray, encoding: str) -> Mask:
+def _mask(label: str, mask: np.ndarray, probability: np.ndarray, confidence: float, encoding: str) -> Mask:
     area = int(np.count_nonzero(mask))
     found = Mask(
         label=label,
         area=area,
         box=_box(mask) if area else None,
         score=round(float(probability[mask].mean()), 4) if area else None,
+        confidence=round(confidence, 4),
     )
     if encoding == "png":
         found.png = base64.b64encode(encoded(Image.fromarray(mask), "PNG")).decode()

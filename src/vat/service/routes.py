@@ -77,6 +77,9 @@ def _add_segment(router: APIRouter, service: Service) -> None:
         label: Labels = [],  # noqa: B006
         support_set: Annotated[str | None, Form(description="The id of a stored set, instead of supports.")] = None,
         threshold: Annotated[float, Form(ge=0, le=1, description="Probability from which a pixel counts.")] = 0.5,
+        min_confidence: Annotated[
+            float, Form(ge=0, le=1, description="Mask nothing of a class that the photo shows less surely than this.")
+        ] = 0.0,
         overlapping: Annotated[bool, Form(description="Let classes share pixels.")] = False,
         tiles: Annotated[
             Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_TILES)] | None,
@@ -88,7 +91,8 @@ def _add_segment(router: APIRouter, service: Service) -> None:
         accept: Accept = "*/*",
     ) -> Segmented:
         """Masks of the queries, learnt from the supports or a stored set."""
-        photos, options = await _read(query), Options(threshold, overlapping, tiles, (1.0,), flip)
+        options = Options(threshold, overlapping, tiles, (1.0,), flip, min_confidence=min_confidence)
+        photos = await _read(query)
         files = choices(formats[:MOST_TEXT], "'formats'", [*PICTURES, *WRITERS]) if ZIP in accept else None
         supports = await _read(support), await _read(mask), label
         if (support_set is not None) == any(supports):

@@ -27,6 +27,7 @@ class Mask(BaseModel):
     area: int = Field(description="Pixels.")
     box: tuple[int, int, int, int] | None = Field(description="x, y, width, height; null where the mask is empty.")
     score: float | None = Field(description="Mean probability within the mask; null where it is empty.")
+    confidence: float = Field(description="How sure it is that the photo shows the class at all, from 0 to 1.")
     rle: RunLengths | None = None
     png: str | None = Field(default=None, description="Base64 of a black and white PNG.")
 

@@ -159,6 +159,7 @@ class SyntheticEpisodes(_SyntheticDataset):
             "support_mask": torch.from_numpy(np.stack([scene.mask for scene in supports])),
             "class_id": torch.tensor(self._class_id(index)),
             "index": torch.tensor(index),
+            "absent": torch.tensor(self._lacks(index)),
             "query_size": torch.tensor([self.image_size, self.image_size]),
             "query_name": names[0],
             "support_names": "|".join(names[1:]),
