@@ -123,6 +123,7 @@ def test_photos_get_their_masks_one_by_one():
     assert next(progress).done == 1
     assert [tile["kind"] for tile in views.queries(session)["items"]] == ["found", "bare", "bare"]
     assert [state.done for state in progress] == [2, 3]
+    assert [tile["note"] for tile in views.queries(session)["items"]] == ["70% sure"] * 3
     found = session.queries[2].labels((90, 60), 0.5)
     assert (found == disc(1)).mean() > 0.97
 

@@ -33,6 +33,7 @@ class Found:
     numbers: tuple[int, ...]
     probabilities: np.ndarray
     revision: int  # of the examples it was predicted with
+    confidence: float  # that the photo shows any of the classes
 
     def at(self, size: Size) -> np.ndarray:
         """Probabilities float32 [C, H, W], resized."""

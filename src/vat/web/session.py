@@ -168,7 +168,8 @@ class Session:
     def keep(self, key: int, numbers: tuple[int, ...], result: Segmentation, revision: int) -> None:
         photo = self.queries.get(key)
         if photo is not None:  # removed meanwhile
-            photo.found = Found(numbers, shrink(result.probabilities), revision)
+            confidence = max(result.confidence.values())
+            photo.found = Found(numbers, shrink(result.probabilities), revision, confidence)
 
     def results(self) -> Iterator[Segmentation]:
         """Every photo that has a mask, at the size it was uploaded in; names are made unique."""

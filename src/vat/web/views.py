@@ -83,7 +83,7 @@ def _state(session: Session, photo: Photo) -> tuple[str, str]:
         return "waiting", "bare"
     if photo.found.revision != session.revision:
         return "out of date", "old"
-    return "predicted", "found"
+    return f"{photo.found.confidence:.0%} sure", "found"
 
 
 def _tile(session: Session, key: int, photo: Photo, look: str, note: str, kind: str) -> dict[str, Any]:
