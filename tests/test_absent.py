@@ -149,7 +149,7 @@ def test_false_masks_are_counted_outside_void() -> None:
         "query_mask": torch.zeros(2, 10, 10, dtype=torch.uint8),
         "ignore": ignore,
     }
-    records = protocol.measure(([{1: mask}], [{1: torch.tensor([0.5, 0.25])}]), batch)
+    records = protocol.measure([({1: mask}, {1: torch.tensor([0.5, 0.25])})], batch)
     assert protocol.results(records, {})["1"] == {"masked": pytest.approx(100 * 30 / 80 / 2), "photos": 50.0}
     assert [protocol.quality(record) for record in records] == [pytest.approx(1 - 30 / 80), 1.0]
 

@@ -34,9 +34,10 @@ class FalseMasks(Segmentation):
 
     def predict(self, model: Any, batch: Batch) -> Any:
         """Masks, and the confidence [b] of each, in groups of :func:`truths`."""
-        logits = self.logits(model, batch)
-        sure = [{shots: confidence(each, model.temperature) for shots, each in group.items()} for group in logits]
-        return self.masks(logits), sure
+        return [
+            (self.masks(logits), {shots: confidence(votes, model.temperature) for shots, votes in logits.items()})
+            for logits in self.logits(model, batch)
+        ]
 
     def measure(self, prediction: Any, batch: Batch) -> list[Record]:
         """The confidence and the share of masked pixels for every number of shots; void pixels, and what does show the
@@ -45,7 +46,7 @@ class FalseMasks(Segmentation):
         records: list[Record] = [record | {"shots": {}} for record in identity(batch, ("query_name", "support_names"))]
         for record, absent in zip(records, batch["absent"].tolist(), strict=True):
             record["absent"] = absent
-        for masks, sure, (rows, truth, ignore) in zip(*prediction, truths(batch), strict=True):
+        for (masks, sure), (rows, truth, ignore) in zip(prediction, truths(batch), strict=True):
             counted = ~(ignore.bool() | truth.bool())
             for shots, mask in masks.items():
                 wrong = (mask.bool() & counted).flatten(1).sum(1).double()

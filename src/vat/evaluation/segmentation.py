@@ -54,12 +54,12 @@ class Segmentation(Protocol):
 
     def predict(self, model: Any, batch: Batch) -> list[Masks]:
         """The masks of every group of :func:`truths`, at the size of its truth."""
-        return self.masks(self.logits(model, batch))
+        return [self.masks(logits) for logits in self.logits(model, batch)]
 
-    def masks(self, logits: list[dict[int, Tensor]]) -> list[Masks]:
-        return [{shots: merge(each, self.voting) for shots, each in group.items()} for group in logits]
+    def masks(self, logits: dict[int, Tensor]) -> Masks:
+        return {shots: merge(votes, self.voting) for shots, votes in logits.items()}
 
-    def logits(self, model: Any, batch: Batch) -> list[dict[int, Tensor]]:
+    def logits(self, model: Any, batch: Batch) -> Iterator[dict[int, Tensor]]:
         """Number of shots -> those of all votes [b, V, 2, H, W], for every group of :func:`truths`."""
         query, support = model.normalize(batch["query"]), model.normalize(batch["support"])
         mask = batch["support_mask"].to(query.dtype)
@@ -67,10 +67,9 @@ class Segmentation(Protocol):
         if self.flip:
             mirrored = query.flip(-1), support.flip(-1), mask.flip(-1)
             views.append(decoded(model, *mirrored, self.shots, self.self_support))
-        return [
-            {shots: _finished(model, [view[shots][rows] for view in views], truth.shape[-2:]) for shots in self.shots}
-            for rows, truth, _ in truths(batch)
-        ]
+        for rows, truth, _ in truths(batch):
+            size = truth.shape[-2:]
+            yield {shots: _finished(model, [view[shots][rows] for view in views], size) for shots in self.shots}
 
     # -- from masks to results -------------------------------------------------------------------------------
 

@@ -71,15 +71,15 @@ def _figure(groups: dict[str, list[list[Panel]]]) -> Figure:
 
 def _panels(model: Any, protocol: Protocol, batch: Batch) -> list[Panel]:
     if isinstance(protocol, Segmentation):
-        return _episode(protocol, protocol.masks(protocol.logits(model, batch)), batch)
+        return _episode(protocol, protocol.masks(next(protocol.logits(model, batch))), batch)
     assert isinstance(protocol, Correspondence)
     prediction = protocol.predict(model, batch)
     return _transfer(prediction, batch) if "target_mask" in batch else _points(protocol, prediction, batch)
 
 
-def _episode(protocol: Segmentation, prediction: list[dict[int, Tensor]], batch: Batch) -> list[Panel]:
+def _episode(protocol: Segmentation, masks: dict[int, Tensor], batch: Batch) -> list[Panel]:
     shots, query = max(protocol.shots), batch["query"][0]
-    truth, mask = next(truths(batch))[1], prediction[0][shots]
+    truth, mask = next(truths(batch))[1], masks[shots]
     truth, mask = (F.interpolate(m[None].float(), query.shape[-2:], mode="nearest")[0, 0] for m in (truth, mask))
     return [
         ("support", tinted(batch["support"][0, 0], batch["support_mask"][0, 0])),
