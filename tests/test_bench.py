@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import vat
 from command import run as run
 from small import LEVELS, STAGES
 from vat.bench import Case, run_case
@@ -37,6 +38,14 @@ def test_every_mode_is_measured(mode):
     assert result.peak_bytes > 2**20
     assert result.flop > 1e6
     assert result.traffic_bytes > 1e6
+
+
+def test_a_file_is_measured_like_a_name(tmp_path):
+    vat.save(create_model("vat_resnet50.fss", **SMALL), tmp_path / "a.safetensors")
+    case = Case("vat_resnet50.fss", size=64, repeats=1, overrides=SMALL)
+    stored = run_case(replace(case, model=str(tmp_path / "a.safetensors"), overrides={}))
+    assert (stored.error, stored.parameters, stored.flop) == (None, run_case(case).parameters, run_case(case).flop)
+    assert grid_override(str(tmp_path / "a.safetensors"), 16)["levels"][-1]["grid"] == 16
 
 
 def test_a_cached_support_saves_operations_and_training_costs_more():

@@ -28,7 +28,9 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    model: Annotated[str, typer.Argument(help="A model's name, see `vat models`.")] = "vat_resnet50.fss",
+    model: Annotated[
+        str, typer.Argument(help="A model's name, see `vat models`, or a checkpoint file.")
+    ] = "vat_resnet50.fss",
     device: Device = "auto",
     modes: Annotated[str, typer.Option(help="inference, training, cached (a further query), comma-separated.")] = (
         "inference,cached"
@@ -66,11 +68,13 @@ def bench(
     from vat.bench import report
     from vat.bench.cases import MODES, Case
     from vat.bench.device import DTYPES, measure_limits
+    from vat.checkpoint import has_weights
     from vat.predict.engine import choose_device
     from vat.zoo import config_of
 
     where = choose_device(device)
-    config_of(model)
+    if not has_weights(model):
+        config_of(model)
     on_gpu = where.type == "cuda"
     asked = itertools.product(
         variants(changes or [], vary),
@@ -170,10 +174,11 @@ def _profile(cases: list[Case], out: Path, console: Console) -> None:
 
 def grid_override(model: str, grid: int) -> dict[str, Any]:
     """The finest level at another grid, with the same number of tokens: its first unit's stride grows along."""
+    from vat.checkpoint import has_weights, load
     from vat.config import to_dict
     from vat.zoo import config_of
 
-    config = config_of(model)[1]
+    config = load(model).config if has_weights(model) else config_of(model)[1]
     levels = to_dict(config)["levels"]
     finest = levels[-1]
     factor = max(1, round(2 * grid / finest["grid"]))
