@@ -71,10 +71,11 @@ class Drawn:
     names: list[list[str]]
 
     def described(self, ready: Callable[[Tensor], Tensor]) -> Batch:
-        """What identifies the episodes, on the host, where the trainer reads it."""
+        """What is known of the episodes beside their pixels, on the host, where the trainer reads it."""
         return {
             "class_id": ready(torch.tensor([episode.class_id for episode in self.episodes])),
             "index": ready(torch.tensor([episode.index for episode in self.episodes])),
+            "absent": ready(torch.tensor([episode.absent for episode in self.episodes])),
             "query_name": [name for name, *_ in self.names],
             "support_names": ["|".join(others) for _, *others in self.names],
         }
