@@ -22,7 +22,7 @@ from vat.training import load_experiment, train
 from vat.training import resident as resident_module
 from vat.training.feed import Share
 from vat.training.jitter import crop_image, crop_labels, draw, first_that_keeps, recolour, strong
-from vat.training.resident import ResidentFeed
+from vat.training.resident import ResidentFeed, merge
 from vat.training.state import differences
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -120,6 +120,17 @@ def test_the_device_shows_the_episodes_that_the_loaders_show(tmp_path: Path, wor
         for key, value in expected.items():
             same = torch.equal(batch[key], value) if isinstance(value, torch.Tensor) else batch[key] == value
             assert same, key
+
+
+def test_what_is_read_on_the_host_stays_there() -> None:
+    elsewhere = torch.device("meta")
+    here = {"query": torch.zeros(2, 3, device=elsewhere), "absent": torch.tensor([True, False]), "name": ["a", "c"]}
+    loaded = {"query": torch.zeros(1, 3), "absent": torch.tensor([True]), "name": ["b"], "index": torch.tensor([1])}
+    merged = merge(here | {"index": torch.tensor([0, 2])}, loaded, [0, 2], elsewhere)
+    assert merged["name"] == ["a", "b", "c"]
+    assert merged["index"].tolist() == [0, 1, 2]
+    assert merged["absent"].tolist() == [True, True, False]
+    assert (merged["query"].shape, merged["query"].device) == ((3, 3), elsewhere)
 
 
 def test_pascals_void_arrives_and_strong_changes_the_pictures_alone(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def merge(here: Batch, loaded: Batch, places: list[int], device: torch.device) -
         if not isinstance(first, Tensor):
             both = [*first, *second]
             merged[key] = [both[i] for i in order.tolist()]
-        elif key in ("class_id", "index", "query_size"):  # on the host
+        elif first.device.type != device.type:  # stays on the host
             joined = torch.cat([first, second])[order]
             merged[key] = joined.pin_memory() if device.type == "cuda" else joined
         else:
