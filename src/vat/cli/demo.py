@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vat import builtin
 from vat.cli.options import Device, MatchModel, Model
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def demo(
     from vat.matcher import Matcher
     from vat.segmenter import Segmenter
 
-    chosen = model or "vat-mini"
+    chosen = model or builtin.SEGMENTER
     console = Console()
     with console.status("loading the models"):
         segmenter, matcher = Segmenter(chosen, device), Matcher(match_model, device)

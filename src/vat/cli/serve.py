@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from vat import builtin
 from vat.cli.options import Device, MatchModel, Model, Quiet, Size
 from vat.errors import VatError
 from vat.extras import require
@@ -69,7 +70,7 @@ def serve(
         upload_seconds=upload_seconds,
     )
     matcher = None if match_model == NO_MODEL else match_model
-    service = Service(model or "vat-mini", device, limits, matcher=matcher, image_size=size)
+    service = Service(model or builtin.SEGMENTER, device, limits, matcher=matcher, image_size=size)
     console = Console(quiet=quiet, highlight=False, soft_wrap=True, stderr=True)
     if token is None and not is_loopback(host):
         console.print(f"[yellow]Whoever can reach {host} can use this service: think of --token.[/yellow]")

@@ -15,8 +15,6 @@ from vat.predict.supports import Supports, read_supports
 if TYPE_CHECKING:
     from vat.segmenter import Segmenter
 
-DEFAULT_MODEL = "vat-mini"
-
 
 @dataclass
 class Examples:
@@ -55,7 +53,7 @@ class Examples:
         pairs: Supports = {class_name: list(zip(images, masks, strict=True))} if images else {}
         if supports is not None:
             pairs = read_supports(supports)
-        return cls(pairs, fitted, model or DEFAULT_MODEL, size, device, batch_size)
+        return cls(pairs, fitted, model or builtin.SEGMENTER, size, device, batch_size)
 
     @property
     def classes(self) -> list[str]:
