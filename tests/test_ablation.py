@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +236,16 @@ def test_a_row_that_fails_ends_the_rows_after_it(tmp_path):
         run_plan_apart(plan, tmp_path, 1, "cpu", bench=False, say=print)
     started = [row.name for row in plan.rows if (tmp_path / row.name).exists()]
     assert started in ([plan.rows[0].name], [row.name for row in plan.rows[:2]])  # the second may be under way
+
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_row_whose_process_is_killed_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("vat.ablation.parallel._run", killed)
+    with pytest.raises(vat.VatError, match=r"was killed.*fewer --jobs than 2"):
+        run_plan_apart(tiny("width"), tmp_path, 2, "cpu", bench=False, say=print)
 
 
 def test_augmentation_on_the_device_is_another_result():

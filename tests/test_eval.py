@@ -227,6 +227,22 @@ def test_records_of_other_settings_are_not_mixed_in(model, fabric, tmp_path):
         evaluate(model, Episodes(length=2), flip=True, fabric=fabric, out=tmp_path)
 
 
+class Damaged(Episodes):
+    """The third image cannot be read."""
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise vat.VatError("q2.jpg is damaged.")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_cannot_be_read_is_one_sentence_whoever_reads_it(model, fabric, workers):
+    with pytest.raises(vat.VatError) as caught:
+        evaluate(model, Damaged(), fabric=fabric, workers=workers)
+    assert str(caught.value) == "q2.jpg is damaged."
+
+
 def test_flipping_makes_left_and_right_the_same(model, fabric):
     plain, mirrored = (evaluate(model, Episodes(mirrored=m), flip=True, fabric=fabric).results for m in (False, True))
     same(plain, mirrored)

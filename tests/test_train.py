@@ -1,6 +1,8 @@
 """The parts of training, one by one: settings, losses, feed, optimiser, safety."""
 
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import torch
 from vat.checkpoint import load
 from vat.config import VATConfig, replace, to_dict
 from vat.data import AUGMENTATIONS, names
+from vat.data.workers import batches_of, lost_workers_explained
 from vat.errors import VatError
 from vat.training import TrainingSettings, build_network, load_experiment
 from vat.training.config import dump_experiment
-from vat.training.feed import EpisodeNumbers, Share, batches_of, training_loader
+from vat.training.feed import EpisodeNumbers, Share, training_loader
 from vat.training.losses import cross_entropy, dice, end_point_error
 from vat.training.optim import AveragedWeights, fewest_steps, make_optimizer, rate
 from vat.training.safety import (
@@ -200,6 +203,19 @@ def test_an_error_of_a_worker_arrives_as_one_sentence():
     with pytest.raises(VatError) as caught:
         next(batches_of(training_loader(Broken(), Share(2), 0, workers=1, pin=False)))
     assert str(caught.value) == "img.jpg is damaged."
+
+
+def test_a_worker_that_the_system_kills_is_one_sentence():
+    class Fatal(torch.utils.data.Dataset[dict[str, Any]]):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return {}
+
+    lost = pytest.raises(VatError, match=r"A loading process was lost .*fewer of them with training\.workers")
+    with lost, lost_workers_explained("training.workers"):
+        next(batches_of(training_loader(Fatal(), Share(2), 0, workers=1, pin=False)))
+    with pytest.raises(RuntimeError, match="something else"), lost_workers_explained("training.workers"):
+        raise RuntimeError("something else")
 
 
 # -- optimiser -----------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import data_fakes as fakes
+from vat.data.workers import batches_of
 from vat.launch import make_fabric
 from vat.training import load_experiment
-from vat.training.feed import batches_of, training_loader
+from vat.training.feed import training_loader
 from vat.training.report import facts_of
 from vat.training.resident import ResidentFeed
 from vat.training.trainer import Trainer

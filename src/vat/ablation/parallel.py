@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from vat.ablation.plan import EvaluationSettings, Plan, Row
 from vat.ablation.report import write_tables
 from vat.ablation.run import Say, measure_costs, run_row
+from vat.errors import VatError
 from vat.launch import make_fabric
 from vat.plugins import run_plugins
 from vat.training.safety import StopRequest
@@ -50,6 +52,11 @@ def run_plan_apart(
                 for task in ended:
                     say(f"{plan.name}: {waiting.pop(task)} done")
                     write_tables(tables or plan, out)
+        except BrokenProcessPool as error:
+            raise VatError(
+                f"The process of a row was killed, as happens when memory runs out; what the rows said last is in "
+                f"{out}/*/*/{LOG}. The same command goes on where they were: give it fewer --jobs than {jobs}."
+            ) from error
         finally:
             if waiting:  # stopped, or a row failed
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 
 from vat.data.transforms import resize
+from vat.data.workers import batches_of, lost_workers_explained
 from vat.errors import VatError
 from vat.images import IMAGE_SUFFIXES, read_image, to_tensor
 
@@ -59,7 +60,9 @@ class _Squares(Dataset[Tensor | None]):
 def load_photos(paths: list[Path], size: int, workers: int, device: torch.device) -> Tensor:
     """All photos as uint8 [N, 3, S, S] on the device; those that cannot be read are left out."""
     loader = DataLoader(_Squares(paths, size), batch_size=None, num_workers=workers)
-    kept = [p.to(device) for p in track(loader, "decoding photos", total=len(paths)) if p is not None]
+    with lost_workers_explained("workers"):
+        photos = track(batches_of(loader), "decoding photos", total=len(paths))
+        kept = [p.to(device) for p in photos if p is not None]
     if not kept:
         raise VatError(f"None of the {len(paths)} photos can be read.")
     return torch.stack(kept)

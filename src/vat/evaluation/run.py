@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import vat
 from vat.config import to_dict
 from vat.data import collate
+from vat.data.workers import batches_of, lost_workers_explained
 from vat.errors import VatError
 from vat.evaluation.absent import FalseMasks
 from vat.evaluation.correspondence import Correspondence
@@ -84,11 +85,12 @@ def evaluate(
     batches = deal(len(dataset), fabric.global_rank, fabric.world_size, batch_size)
     open_batches = [batch for batch in batches if not records.keys() >= set(batch)]
     watch = Watch(protocol, batches, progress)
-    for measured in _measure(fabric, model, protocol, _loader(dataset, open_batches, workers, fabric)):
-        if journal is not None:
-            journal.append(measured)
-        records |= {record["index"]: record for record in measured}
-        watch(records)
+    with lost_workers_explained("--workers"):
+        for measured in _measure(fabric, model, protocol, _loader(dataset, open_batches, workers, fabric)):
+            if journal is not None:
+                journal.append(measured)
+            records |= {record["index"]: record for record in measured}
+            watch(records)
     together = _gather(fabric, records, len(dataset))
     return Report(
         protocol=protocol,
@@ -165,7 +167,7 @@ def _measure(
 ) -> Iterator[list[Record]]:
     """The records of one batch after the other."""
     model = fabric.to_device(model).eval()
-    for samples in loader:
+    for samples in batches_of(loader):
         batch = fabric.to_device(samples)
         with torch.inference_mode():
             with fabric.autocast():

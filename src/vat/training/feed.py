@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vat.data import MixedDataset, build, collate, task_of
 from vat.errors import VatError
@@ -143,22 +142,6 @@ def validation_loader(
     """Every world-th episode, so that the processes together see each one once."""
     mine = range(rank, len(dataset), world)  # type: ignore[arg-type]
     return DataLoader(dataset, batch_size, sampler=mine, **loader_options(workers, pin))
-
-
-def batches_of(loader: DataLoader[Any]) -> Generator[Any]:
-    """The loader's batches. A worker's error arrives inside its traceback; here it is one sentence again.
-
-    The workers are told to end when nobody wants more: they ignore signals, and a process that exits while an iterator
-    is still alive would wait for them forever.
-    """
-    batches = iter(loader)
-    try:
-        yield from batches
-    except VatError as error:
-        raise VatError(str(error).rpartition("VatError: ")[2].strip()) from error
-    finally:
-        if isinstance(batches, _MultiProcessingDataLoaderIter):
-            batches._shutdown_workers()
 
 
 def cores_for(processes_here: int) -> int:

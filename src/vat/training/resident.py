@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from vat.data import EpisodeDataset, MixedDataset
 from vat.data.episodes import Episode
 from vat.data.segmentation import VOID
+from vat.data.workers import batches_of
 from vat.errors import VatError
 from vat.host_memory import available_host_memory
-from vat.training.feed import EpisodeNumbers, Share, batches_of, loader_options
+from vat.training.feed import EpisodeNumbers, Share, loader_options
 from vat.training.jitter import Draws, draw, strong
 from vat.training.tasks import Batch
 

@@ -18,6 +18,7 @@ from lightning import Fabric
 from torch import Tensor
 
 from vat.checkpoint import load_or_create, save
+from vat.data.workers import batches_of, lost_workers_explained
 from vat.errors import VatError
 from vat.files import write_atomically
 from vat.network import PairNetwork
@@ -26,7 +27,6 @@ from vat.seeds import mix
 from vat.training.config import PRETRAINED, Experiment, dump_experiment
 from vat.training.feed import (
     Share,
-    batches_of,
     cores_for,
     training_data,
     training_loader,
@@ -65,7 +65,8 @@ def train(experiment: Experiment, out: str | Path, fabric: Fabric, *, resume: bo
     if has_run and not resume:
         raise VatError(f"{out} already holds a run; continue it with --resume, or choose another --out.")
     fabric.barrier()  # nobody writes before everybody has looked
-    return Trainer(experiment, out, fabric, resume=has_run).run()
+    with lost_workers_explained("training.workers"):
+        return Trainer(experiment, out, fabric, resume=has_run).run()
 
 
 def build_network(experiment: Experiment) -> PairNetwork:

@@ -10,7 +10,8 @@ from lightning import Fabric
 from torch import nn
 from torch.utils.data import Dataset
 
-from vat.training.feed import batches_of, validation_loader
+from vat.data.workers import batches_of
+from vat.training.feed import validation_loader
 from vat.training.tasks import Task
 
 
