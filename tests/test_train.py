@@ -14,7 +14,8 @@ from vat.config import VATConfig, replace, to_dict
 from vat.data import AUGMENTATIONS, names
 from vat.data.workers import batches_of, lost_workers_explained
 from vat.errors import VatError
-from vat.training import TrainingSettings, build_network, load_experiment
+from vat.launch import make_fabric
+from vat.training import TrainingSettings, build_network, load_experiment, train
 from vat.training.config import dump_experiment
 from vat.training.feed import EpisodeNumbers, Share, training_loader
 from vat.training.losses import cross_entropy, dice, end_point_error
@@ -193,6 +194,16 @@ def test_counting_starts_where_a_run_left_off():
 def test_a_batch_that_cannot_be_split_is_refused():
     with pytest.raises(VatError, match="do not divide"):
         Share(10, accumulate=2, rank=0, world=2)
+
+
+@pytest.mark.parametrize(
+    ("root", "words"), [("null", "is not named"), ("/nowhere", "'/nowhere', and there is no such")]
+)
+def test_a_missing_folder_is_found_before_weights_are_fetched(tmp_path, root, words):
+    experiment = load_experiment(CONFIGS / "fss_resnet50.yaml", [f"data.root={root}"])
+    with pytest.raises(VatError, match=words):  # not that the hub cannot be reached
+        train(experiment, tmp_path / "run", make_fabric("cpu", 1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_of_a_worker_arrives_as_one_sentence():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from vat.data import MixedDataset, build, collate, task_of
+from vat.data import SYNTHETIC, MixedDataset, build, collate, task_of
 from vat.errors import VatError
 from vat.training.config import MIXED, DataSettings, Experiment, PartSettings
 from vat.training.safety import STOP_SIGNALS
@@ -119,6 +119,19 @@ def validation_data(experiment: Experiment, image_size: int, grid: int) -> Datas
         cache="memory" if settings.cache == "device" else settings.cache,  # validation stays on loaders
         **options,
     )
+
+
+def check_roots(experiment: Experiment) -> None:
+    """Find a missing folder before weights are fetched for a model that will have nothing to learn from."""
+    settings = experiment.data
+    parts = list(settings.parts) or [PartSettings(settings.name)]
+    if experiment.validation.data is not None:
+        parts.append(experiment.validation.data)
+    for part in parts:
+        root = _root_of(part, settings)
+        if part.name not in SYNTHETIC and (root is None or not root.is_dir()):
+            what = "is not named" if root is None else f"is said to be {str(root)!r}, and there is no such folder"
+            raise VatError(f"The folder of the data set {part.name!r} {what}; name it with --root (data.root).")
 
 
 def _root_of(part: PartSettings, settings: DataSettings) -> Path | None:

@@ -27,6 +27,7 @@ from vat.seeds import mix
 from vat.training.config import PRETRAINED, Experiment, dump_experiment
 from vat.training.feed import (
     Share,
+    check_roots,
     cores_for,
     training_data,
     training_loader,
@@ -83,6 +84,7 @@ class Trainer:
     def __init__(self, experiment: Experiment, out: Path, fabric: Fabric, *, resume: bool) -> None:
         self.experiment, self.out, self.fabric = experiment, out, fabric
         self.settings = settings = experiment.training
+        check_roots(experiment)
         self.network = build_network(experiment).set_recompute(settings.recompute)
         self.task = task_for(self.network, experiment)
         config: Any = self.network.config
