@@ -58,6 +58,17 @@ def test_the_other_methods_run_and_learn(name, mode):
     assert result.peak_bytes > 0
 
 
+def test_prototypes_can_be_recorded_too():
+    model = small(prototype_weight=0.4).cuda().eval()
+    arguments = [t.cuda() for t in episode(batch=2, shots=2)]
+    plain, recorded = (vat.accelerate(model, dtype=torch.bfloat16, graphs=graphs) for graphs in (False, True))
+    expected = plain(*arguments)
+    for _ in range(3):
+        assert (recorded(*arguments) - expected).abs().max() <= 1e-3
+    without = vat.accelerate(small().cuda().eval(), dtype=torch.bfloat16)(*arguments)
+    assert (expected - without).abs().max() > 0.1
+
+
 def test_training_replayed_as_a_graph_gives_the_gradients_of_a_plain_step():
     query, support, mask = (t.cuda() for t in episode(batch=2))
     gradients = []

@@ -57,6 +57,34 @@ def test_a_step_with_images_on_the_device_never_waits_for_it_either(tmp_path):
 
 
 @pytest.mark.gpu
+def test_parts_from_the_device_and_from_loaders_make_one_batch(tmp_path):
+    fakes.fss(tmp_path / "fss")
+    parts = [{"name": "fss", "root": "fss"}, {"name": "synthetic"}]
+    changes = [
+        "data.name=mixed",
+        f"data.root={tmp_path}",
+        f"data.parts={parts}",
+        "validation.data={name: fss, root: fss}",
+        "data.cache=device",
+        "data.augment=strong",
+        "data.image_size=64",
+        "training.workers=2",
+    ]
+    experiment = load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)
+    trainer = Trainer(experiment, tmp_path / "run", make_fabric("cuda", 1), resume=False)
+    with trainer.journal:
+        batches = trainer._batches()
+        for number in range(4):
+            batch = next(batches)
+            first = number * trainer.share.batch_size
+            assert batch["index"].tolist() == list(range(first, first + trainer.share.batch_size))
+            assert batch["query"].is_cuda
+            assert not batch["class_id"].is_cuda
+        step_without_waiting(trainer, batches)
+        batches.close()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("graphs", ["false", "true"])
 def test_kept_features_train_like_the_backbone_itself(tmp_path, graphs):
     root = fakes.fss(tmp_path / "fss")
