@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -221,4 +222,29 @@ def test_runs_are_tabulated_together(uninterrupted, tmp_path):
     rows = json.loads(result.output)
     assert [row["run"] for row in rows] == ["uninterrupted"] * 2
     assert rows[0]["episodes"] == 8
+    assert rows[0]["episodes_per_second"] == pytest.approx(8 / 60 / rows[0]["minutes"])
     assert picture.stat().st_size > 1000
+
+
+def test_a_folder_of_runs_is_searched_and_drawn(uninterrupted, tmp_path):
+    """Among them one that was killed before its first validation: it has no scores, and the others keep theirs."""
+    shutil.copytree(uninterrupted, tmp_path / "I" / "seed0")
+    begun = shutil.copytree(uninterrupted, tmp_path / "II" / "seed0")
+    (begun / "summary.json").unlink()
+    header, *_ = (begun / "metrics.csv").read_text().splitlines(keepends=True)
+    (begun / "metrics.csv").write_text(header)
+    result = CliRunner().invoke(app, ["runs", str(tmp_path), "--json"])
+    finished, unfinished = json.loads(result.output)
+    assert (finished["run"], finished["state"]) == ("I/seed0", "finished")
+    assert (unfinished["run"], unfinished["state"], unfinished["best"]) == ("II/seed0", "unfinished", None)
+    assert (tmp_path / "runs.png").stat().st_size > 1000
+    table = CliRunner().invoke(app, ["runs", str(tmp_path / "II")])
+    assert table.exit_code == 0
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([str(tmp_path / "empty")], "no run in '.*empty'"),
+        ([str(uninterrupted), "--plot", str(tmp_path / "a.xyz")], "no format for a picture; use .png"),
+        ([str(uninterrupted), "--plot", "/proc/a.png"], "cannot be written"),
+    ):
+        with pytest.raises(VatError, match=words):
+            CliRunner().invoke(app, ["runs", *arguments], catch_exceptions=False)

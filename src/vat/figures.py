@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from vat.errors import VatError
+from vat.files import write_atomically
 from vat.predict.drawing import colour
 
 if TYPE_CHECKING:
@@ -64,7 +67,11 @@ def demo_figure(
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
+    """Write a figure in the format that the file's ending names."""
+    path, content = Path(path), io.BytesIO()
+    kind, kinds = path.suffix[1:].lower(), figure.canvas.get_supported_filetypes()
+    if kind not in kinds:
+        raise VatError(f"'{path}' names no format for a picture; use .png, or another of: {', '.join(sorted(kinds))}.")
+    figure.savefig(content, dpi=dpi, format=kind)
     plt.close(figure)
+    write_atomically(path, content.getvalue())

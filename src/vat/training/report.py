@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +40,47 @@ class Run:
 
     @property
     def score_name(self) -> str:
-        """The number that decides: the first column that is not about training."""
-        return next((key for key in self.points[0] if key not in TRAINING_COLUMNS), "")
+        """The number that decides: the first column that is not about training; empty before any validation."""
+        return next((key for point in self.points for key in point if key not in TRAINING_COLUMNS), "")
 
     @property
-    def best(self) -> dict[str, float]:
-        return max(self.points, key=lambda point: point[self.score_name])
+    def best(self) -> dict[str, float] | None:
+        return max(self.points, key=lambda point: point[self.score_name], default=None)
+
+    @property
+    def episodes_per_second(self) -> float | None:
+        """Mean over the whole training."""
+        seconds = 60 * self.last.get("minutes", 0.0)
+        return self.last["episodes"] / seconds if seconds else None
 
 
 def read_run(folder: str | Path) -> Run:
     """The run in a folder, from the files that it writes as it goes."""
     folder = Path(folder)
-    if not (folder / SETTINGS).is_file() or not (folder / METRICS).is_file():
+    if not _holds_run(folder):
         raise VatError(f"{folder} holds no run: {SETTINGS} and {METRICS} are written by `vat train`.")
     rows = read_metrics(folder / METRICS)
     points = [row for row in rows if any(key not in TRAINING_COLUMNS for key in row)]
-    if not points:
-        raise VatError(f"The run in {folder} has not been validated yet.")
     experiment = load_experiment(folder / SETTINGS)
-    return Run(folder.name, folder, experiment, points, rows[-1], (folder / SUMMARY).is_file())
+    last = rows[-1] if rows else {}
+    return Run(folder.name, folder, experiment, points, last, (folder / SUMMARY).is_file())
+
+
+def read_runs(folders: Iterable[str | Path]) -> list[Run]:
+    """The runs in some folders or anywhere below them, named by what tells their paths apart."""
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        inside = [folder] if _holds_run(folder) else sorted(p.parent for p in folder.rglob(METRICS))
+        inside = [path for path in inside if _holds_run(path)]
+        if not inside:
+            raise VatError(f"There is no run in '{folder}': {SETTINGS} and {METRICS} are written by `vat train`.")
+        found += inside
+    common = os.path.commonpath([path.resolve().parent for path in found])
+    return [replace(read_run(path), name=path.resolve().relative_to(common).as_posix()) for path in found]
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / SETTINGS).is_file() and (folder / METRICS).is_file()
 
 
 def facts_of(network: PairNetwork, fabric: Fabric, score: str) -> dict[str, Any]:
@@ -94,7 +118,8 @@ def write_report(folder: Path, experiment: Experiment, progress: Progress, facts
 
 
 def convergence_figure(runs: list[Run]) -> Figure:
-    """Validation score against minutes of training and against episodes seen, one line per run."""
+    """Validation score against minutes of training and against episodes seen, one line per run that has any."""
+    runs = [run for run in runs if run.points]
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     names = sorted({run.score_name for run in runs})
     for axis, key in zip(axes, ("minutes", "episodes"), strict=True):
@@ -105,7 +130,8 @@ def convergence_figure(runs: list[Run]) -> Figure:
         axis.set_xlabel(f"{key} of training")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"validation {', '.join(names)} (%)")
-    axes[1].legend(fontsize=8)
+    if runs:
+        axes[1].legend(fontsize=8)
     return figure
 
 
