@@ -238,6 +238,11 @@ def test_the_rate_warms_up_and_falls_to_zero():
     assert factors[0] == pytest.approx(0.1)
     assert max(factors) == factors[9] > 0.9
     assert factors[100] == pytest.approx(0, abs=1e-9)
+    trapezoid = [rate(step, step / 100, 10, "trapezoid") for step in range(101)]
+    assert trapezoid[0] == pytest.approx(0.1)
+    assert set(trapezoid[9:80]) == {1.0}
+    assert trapezoid[90] == pytest.approx(0.5)
+    assert trapezoid[100] == 0
     constant = TrainingSettings(steps=100)
     assert {rate(step, step / 100, constant.warmup, constant.schedule) for step in range(100)} == {1.0}
 

@@ -17,7 +17,7 @@ from vat.launch import Precision
 
 PRETRAINED = "pretrained"
 MIXED = "mixed"
-Schedule = Literal["constant", "cosine"]
+Schedule = Literal["constant", "cosine", "trapezoid"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TrainingSettings:
     lr: float = 5e-4
     backbone_lr: float | None = None  # of a backbone that is not frozen; null: lr
     weight_decay: float = 0.0  # on matrices and kernels only
-    schedule: Schedule = "constant"
+    schedule: Schedule = "constant"  # "trapezoid": constant, then straight to zero over the last fifth of the budget
     warmup: int = 0  # steps
     clip: float | None = None  # largest norm of the gradient
     ema: float | None = None  # decay of the averaged weights that are validated and saved

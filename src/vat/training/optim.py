@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from vat.errors import VatError
 from vat.training.config import Schedule, TrainingSettings
 
+COOLDOWN = 0.2
+"""Share of the budget over which the trapezoid schedule falls to zero."""
+
 
 def make_optimizer(network: nn.Module, settings: TrainingSettings, fused: bool) -> torch.optim.AdamW:
     """AdamW over everything that learns. Weight decay is for matrices and kernels only."""
@@ -44,7 +47,11 @@ def used_share(step: int, steps: int | None, minutes: float, most_minutes: float
 def rate(step: int, used: float, warmup: int, schedule: Schedule = "cosine") -> float:
     """Factor of the learning rate at a step, after :func:`used_share` of the budget; `warmup` is in steps."""
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    return warm * 0.5 * (1 + math.cos(math.pi * used)) if schedule == "cosine" else warm
+    if schedule == "cosine":
+        return warm * 0.5 * (1 + math.cos(math.pi * used))
+    if schedule == "trapezoid":
+        return warm * min(1.0, (1 - used) / COOLDOWN)
+    return warm
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
