@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 import vat
 import vat.registry
 import vat.zoo
+from command import VAT
 from vat.ablation import load_plan, run_plan, run_plan_apart, write_tables
 from vat.ablation.report import agreement, read_line
 from vat.ablation.run import _settings
@@ -22,6 +25,7 @@ from vat.cli import app
 from vat.config import from_dict, to_dict
 from vat.data import collate
 from vat.errors import DoesNotFit
+from vat.evaluation.published import published
 from vat.launch import make_fabric
 from vat.training import build_network
 from vat.training.feed import training_data
@@ -29,7 +33,12 @@ from vat.training.optim import make_optimizer
 from vat.training.tasks import task_for
 
 PLANS = sorted((Path(__file__).parent.parent / "configs" / "ablations").glob("*.yaml"))
-LARGE = {"backbones", "correspondence_spair", "correspondence_pfpascal"}  # backbones of tens of millions of weights
+LARGE = {
+    "backbones",
+    "pascal5i",
+    "correspondence_spair",
+    "correspondence_pfpascal",
+}  # backbones of tens of millions of weights
 SHORT = ["training.steps=1", "training.batch_size=2", "training.workers=0", "validation.episodes=2"]
 SHORT += ["evaluation.episodes=2", "evaluation.shots=[1]"]
 
@@ -98,6 +107,8 @@ def test_all_tables_of_the_paper_are_there_and_agree_on_vat():
         "augmentation": 4,
         "augmentation_pascal": 4,
         "methods": 3,
+        "pascal5i": 8,
+        "coco20i": 4,
         "correspondence_spair": 6,
         "correspondence_pfpascal": 6,
     }
@@ -105,6 +116,67 @@ def test_all_tables_of_the_paper_are_there_and_agree_on_vat():
     full += [("backbones", "resnet101"), ("augmentation", "none"), ("methods", "vat")]
     assert {rows[plan][name]["miou@1"] for plan, name in full} == {90.3}
     assert rows["embedding"]["vcm-swin4d"] == rows["decoder"]["atd"]
+
+
+def published_folds(data, backbone):
+    """VAT's row of the published tables as columns: lists where there is a number for every fold."""
+    (row,) = [r for r in published()[data] if r["method"] == "VAT" and r["backbone"] == backbone]
+    kinds = {"folds": "miou", "mba_folds": "mba"}
+    entries = {shots: row[f"{shots}-shot"] for shots in (1, 5)}
+    by_fold = {f"{kinds[k]}@{s}": entry[k] for s, entry in entries.items() for k in kinds}
+    return by_fold, {f"{k}@{s}": entry[k] for s, entry in entries.items() for k in ("miou", "fb_iou", "mba")}
+
+
+@pytest.mark.parametrize(("plan", "data"), [("pascal5i", "pascal"), ("coco20i", "coco")])
+def test_tables_of_folds_stand_beside_what_was_published(plan, data):
+    (path,) = [p for p in PLANS if p.stem == plan]
+    plan = load_plan(path)
+    for group in plan.groups:
+        rows = [row for row in plan.rows if row.group == group.name]
+        backbones = {row.experiment.model.overrides["backbone"] for row in rows}
+        backbone = {"resnet50.tv_in1k": "ResNet-50", "resnet101.tv_in1k": "ResNet-101"}[backbones.pop()]
+        by_fold, means = published_folds(data, backbone)
+        assert group.paper == means
+        assert [row.experiment.data.fold for row in rows] == [0, 1, 2, 3]
+        assert [row.paper for row in rows] == [{c: values[i] for c, values in by_fold.items()} for i in range(4)]
+        assert not backbones
+
+
+def test_a_group_has_its_mean_once_all_of_it_is_there(tmp_path):
+    plan = replace(tiny("folds"), seeds=(0, 1))
+
+    def note(row, seed, miou):
+        scores = {"miou@1": miou, "fb_iou@1": 50.0}
+        folder = tmp_path / row.name / f"seed{seed}"
+        folder.mkdir(parents=True)
+        result = {"scores": scores, "parameters": 1, "minutes": None, "tested_on": 2, "device": "cpu"}
+        (folder / "result.json").write_text(json.dumps(result))
+
+    def table():
+        write_tables(plan, tmp_path)
+        return {row["row"]: row for row in csv.DictReader((tmp_path / "table.csv").open())}
+
+    for seed, mious in enumerate([(10, 20, 30, 40), (30, 40, 50, 60)]):
+        for row, miou in zip(plan.rows[:3], mious, strict=False):
+            note(row, seed, miou)
+    assert "mean of the folds: not run yet" in (table() and (tmp_path / "table.md").read_text())
+    note(plan.rows[3], 0, 40)
+    assert table()["mean"]["miou@1"] == ""  # of the second seed a fold is missing
+    note(plan.rows[3], 1, 60)
+    rows = table()
+    assert list(rows) == ["fold0", "fold1", "fold2", "fold3", "mean"]
+    assert (rows["mean"]["miou@1"], rows["mean"]["fb_iou@1"], rows["mean"]["seeds"]) == ("35", "50", "2")
+    assert float(rows["mean"]["miou@1_std"]) == pytest.approx(20 / 2**0.5, rel=1e-5)
+    assert read_line(plan.rows[0], plan.seeds, tmp_path).mean("miou@1") == 20
+
+
+def test_groups_and_rows_must_agree(tmp_path):
+    row = "rows: [{name: a, group: g}]"
+    for groups in ("", "groups: [{name: h, label: H}]", "groups: [{name: g, label: G}, {name: h, label: H}]"):
+        path = tmp_path / "plan.yaml"
+        path.write_text(f"title: x\nbase: {PLANS[0].parent}/base/synthetic.yaml\n{groups}\n{row}\n")
+        with pytest.raises(vat.VatError, match="every group of `groups` needs"):
+            load_plan(path)
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -236,6 +308,52 @@ def test_a_row_that_fails_ends_the_rows_after_it(tmp_path):
         run_plan_apart(plan, tmp_path, 1, "cpu", bench=False, say=print)
     started = [row.name for row in plan.rows if (tmp_path / row.name).exists()]
     assert started in ([plan.rows[0].name], [row.name for row in plan.rows[:2]])  # the second may be under way
+
+
+def started(out):
+    return {path.parent.parent.name for path in out.glob("*/*/log.txt")}
+
+
+def until(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_plan_that_is_stopped_or_killed_leaves_no_row_running_and_begins_none(tmp_path, sent):
+    """Two rows train, a third is with their processes already. However the command ends, it can be given again."""
+    (path,) = [p for p in PLANS if p.stem == "components"]
+    arguments = [VAT, "ablate", path, "--base", "synthetic", "--steps", 100000, "--no-bench", "--jobs", 2]
+    arguments += ["--accelerator", "cpu", "--out", tmp_path / "out"]
+    for change in SHORT[1:4]:
+        arguments += ["--set", change]
+    logs = {"stdout": (tmp_path / "out.txt").open("w"), "stderr": subprocess.STDOUT}
+    command = subprocess.Popen(list(map(str, arguments)), start_new_session=True, **logs)
+
+    def begun():
+        return [p for p in (tmp_path / "out").glob("*/seed0/metrics.csv") if len(p.read_text().splitlines()) > 1]
+
+    def gone():
+        command.poll()
+        try:
+            os.killpg(command.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    try:
+        until(lambda: len(begun()) == 2)
+        command.send_signal(sent)
+        until(gone)
+    finally:
+        if not gone():
+            os.killpg(command.pid, signal.SIGKILL)
+    assert command.returncode == (130 if sent == signal.SIGTERM else -sent)
+    assert len(started(tmp_path / "out")) == 2
+    for metrics in begun():
+        assert (metrics.parent / "last.ckpt").is_file()
 
 
 def killed(*_):

@@ -10,6 +10,8 @@ rows:
     label: only VCM
     change: {model: {overrides: {aggregator: none}}}
     paper: {miou@1: 86.4, miou@5: 88.0}
+
+Rows that belong together, such as the folds of one network, may name a group; their mean is a line of the table.
 """
 
 from __future__ import annotations
@@ -44,6 +46,15 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Rows whose mean is a line of its own, after the last of them. `paper` has the mean's published numbers."""
+
+    name: str
+    label: str
+    paper: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Row:
     """One variant. `paper` has its published numbers by the names of our columns, a list where there is one per fold.
 
@@ -55,6 +66,7 @@ class Row:
     label: str
     paper: dict[str, Any] = field(default_factory=dict)
     train: bool = True
+    group: str | None = None
 
     def published(self, column: str) -> float | None:
         """The paper's number for one of our columns, that of the row's fold if there are several."""
@@ -73,6 +85,7 @@ class Plan:
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
     evaluation: EvaluationSettings
+    groups: tuple[Group, ...] = ()
 
     def only(self, names: Sequence[str]) -> Plan:
         """The plan with some of its rows."""
@@ -89,6 +102,7 @@ class _RowSettings:
     change: dict[str, Any] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
     train: bool = True
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ class _PlanSettings:
     source: str = ""
     seeds: tuple[int, ...] = (0,)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    groups: tuple[Group, ...] = ()
 
 
 def load_plan(
@@ -124,7 +139,16 @@ def load_plan(
     common = read_settings(base_path, [change for change in changes if change not in of_plan])
     rows = tuple(_row(row, common, f"{path}, row {row.name!r}") for row in settings.rows)
     _check(path, settings)
-    return Plan(path.stem, settings.title, settings.source, base_path.stem, rows, settings.seeds, settings.evaluation)
+    return Plan(
+        path.stem,
+        settings.title,
+        settings.source,
+        base_path.stem,
+        rows,
+        settings.seeds,
+        settings.evaluation,
+        settings.groups,
+    )
 
 
 def _base(plan: Path, name: str) -> Path:
@@ -145,7 +169,7 @@ def _row(row: _RowSettings, common: dict[str, Any], origin: str) -> Row:
         overrides = {k: v for k, v in model.get("overrides", {}).items() if k in KEPT_BY_OTHER_MODELS}
         common = common | {"model": model | {"overrides": overrides}}
     experiment = build_experiment(merge_settings(common, row.change), origin)
-    return Row(row.name, experiment, row.label or row.name, row.paper, row.train)
+    return Row(row.name, experiment, row.label or row.name, row.paper, row.train, row.group)
 
 
 def _check(path: Path, settings: _PlanSettings) -> None:
@@ -157,9 +181,18 @@ def _check(path: Path, settings: _PlanSettings) -> None:
     for row in settings.rows:
         if not re.fullmatch(r"[\w.+-]+", row.name):
             raise VatError(f"{path}: the row name {row.name!r} becomes a folder; use letters, digits, '.', '+', '-'.")
-        for column in row.paper:
+    groups = [group.name for group in settings.groups]
+    if {row.group for row in settings.rows if row.group} != set(groups) or len(set(groups)) < len(groups):
+        raise VatError(
+            f"{path}: every group of `groups` needs a name of its own and rows, and every row's group an entry."
+        )
+    papers = {entry.name: entry.paper for entry in settings.rows} | {
+        entry.name: entry.paper for entry in settings.groups
+    }
+    for name, paper in papers.items():
+        for column in paper:
             if column not in COSTS and not SCORES.fullmatch(column):
                 raise VatError(
-                    f"{path}, row {row.name!r}: {column!r} is no column of ours; write miou@1, fb_iou@5, mba@1, "
+                    f"{path}, {name!r}: {column!r} is no column of ours; write miou@1, fb_iou@5, mba@1, "
                     f"pck@0.1 or one of {', '.join(COSTS)}."
                 )

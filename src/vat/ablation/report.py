@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vat.ablation.plan import COSTS, Plan, Row
+from vat.ablation.plan import COSTS, Group, Plan, Row
 from vat.evaluation.tables import PlainTable
 from vat.figures import save_figure
 from vat.files import write_atomically
@@ -58,7 +58,7 @@ class Line:
 def write_tables(plan: Plan, out: str | Path, to: str | Path | None = None) -> list[Path]:
     """`table.md`, `table.csv` and `table.png` from whatever rows are there; in `to` they are named after the plan."""
     out = Path(out)
-    lines = [read_line(row, plan.seeds, out) for row in plan.rows]
+    lines = with_means(plan, [read_line(row, plan.seeds, out) for row in plan.rows])
     stem = out / "table" if to is None else Path(to) / f"{plan.name}_{plan.base}"
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "csv", "png")]
     write_atomically(paths[0], markdown(plan, lines, paths[2].name).encode())
@@ -78,6 +78,25 @@ def read_line(row: Row, seeds: tuple[int, ...], out: Path) -> Line:
         costs["parameters"] = done[0]["parameters"] / 1e6
     refused = next((_refusal(result) for result in found if "does_not_fit" in result), None)
     return Line(row, scores, costs, done, refused)
+
+
+def with_means(plan: Plan, lines: list[Line]) -> list[Line]:
+    """The lines, and behind the last one of every group their mean."""
+    found = list(lines)
+    for group in plan.groups:
+        members = [line for line in lines if line.row.group == group.name]
+        if members:
+            found.insert(found.index(members[-1]) + 1, _mean_of(group, members))
+    return found
+
+
+def _mean_of(group: Group, members: list[Line]) -> Line:
+    """Seed by seed, over what all members have; nothing as long as one of them is missing."""
+    row = replace(members[0].row, name=group.name, label=group.label, paper=group.paper, group=None)
+    counts = {len(line.facts) for line in members}
+    columns = [c for c in members[0].scores if all(c in line.scores for line in members)] if len(counts) == 1 else []
+    values = {c: zip(*(line.scores[c] for line in members), strict=False) for c in columns}
+    return Line(row, {c: [statistics.fmean(of_seed) for of_seed in v] for c, v in values.items()}, {}, [])
 
 
 def _refusal(result: dict[str, Any]) -> str:
@@ -113,7 +132,7 @@ def table(plan: Plan, lines: list[Line]) -> PlainTable:
 
 
 def _label(line: Line) -> str:
-    state = line.refused or ("" if line.facts else "not run yet")
+    state = line.refused or ("" if line.scores else "not run yet")
     return f"{line.row.label}: {state}" if state else line.row.label
 
 
@@ -148,7 +167,8 @@ def agreement(lines: list[Line], column: str) -> tuple[int, int] | None:
 def markdown(plan: Plan, lines: list[Line], picture: str) -> str:
     """The table, what it rests on, and how its order compares with the paper's."""
     parts = [f"## {plan.title}", table(plan, lines).markdown(), *_circumstances(plan, lines)]
-    found = {c: agreement(lines, c) for c in columns_of(plan, lines) if c not in COSTS}
+    apart = [line for line in lines if line.row.group is None]  # that one fold is harder than another is no finding
+    found = {c: agreement(apart, c) for c in columns_of(plan, lines) if c not in COSTS}
     orders = [f"{_title(c)} {a[0]} of {a[1]}" for c, a in found.items() if a]
     if orders:
         parts.append(f"Pairs of rows in the paper's order: {', '.join(orders)}.")
@@ -195,7 +215,8 @@ def as_csv(plan: Plan, lines: list[Line]) -> str:
     for line in lines:
         values = [v for c in columns for v in (line.mean(c), line.spread(c), line.row.published(c))]
         cells = ["" if v is None else f"{v:.6g}" for v in values]
-        writer.writerow([line.row.name, line.row.label, len(line.facts), line.refused or "", *cells])
+        seeds = max(map(len, line.scores.values()), default=0)
+        writer.writerow([line.row.name, line.row.label, seeds, line.refused or "", *cells])
     return text.getvalue()
 
 
