@@ -206,6 +206,15 @@ def test_a_missing_folder_is_found_before_weights_are_fetched(tmp_path, root, wo
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("config", ["fss_resnet50", "pascal_fold0_resnet101", "coco_fold2_resnet50", "spair_resnet101"])
+def test_a_folder_of_something_else_is_found_before_weights_are_fetched_too(tmp_path, config):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.txt").write_text("no images")
+    experiment = load_experiment(CONFIGS / f"{config}.yaml", [f"data.root={tmp_path / 'data'}"])
+    with pytest.raises(VatError, match=str(tmp_path / "data")):  # not that the hub cannot be reached
+        train(experiment, tmp_path / "run", make_fabric("cpu", 1))
+
+
 def test_an_error_of_a_worker_arrives_as_one_sentence():
     class Broken(torch.utils.data.Dataset[dict[str, Any]]):
         def __getitem__(self, index: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from vat.tensorfile import (
     read_safetensors,
     state_dict_of,
 )
-from vat.zoo import create_model, list_models
+from vat.zoo import configured, create_model, list_models
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 
@@ -108,6 +108,11 @@ def load_or_create(name: str, *, backbone_weights: str | Path | bool | None = No
     if backbone_weights is not None:
         raise VatError(f"{name} already holds its backbone; give backbone weights only with the name of a new model.")
     return load(name, **overrides)
+
+
+def config_of_model(name: str, **overrides: Any) -> Any:
+    """The configuration that :func:`load_or_create` would give a model; weights of a new one are not fetched."""
+    return load(name, **overrides).config if has_weights(name) else configured(name, **overrides)[1]
 
 
 def describe(path: Path) -> dict[str, Any]:

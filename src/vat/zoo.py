@@ -131,9 +131,12 @@ def create_model(name: str, *, backbone_weights: str | Path | bool | None = None
     are fields of its configuration. `backbone_weights`: True for timm's pretrained ones, a file with timm's
     names, or None.
     """
-    if name in FAMILIES:
-        family_name, config = name, family(name).config()
-    else:
-        family_name, config = config_of(name)
-    model: PairNetwork = family(family_name).model(replace(config, **overrides), backbone_weights=backbone_weights)
+    family_name, config = configured(name, **overrides)
+    model: PairNetwork = family(family_name).model(config, backbone_weights=backbone_weights)
     return model.train()  # its backbone too, which was built in eval mode
+
+
+def configured(name: str, **overrides: Any) -> tuple[str, Any]:
+    """Family name and configuration of the model that :func:`create_model` makes of the same arguments."""
+    family_name, config = (name, family(name).config()) if name in FAMILIES else config_of(name)
+    return family_name, replace(config, **overrides)

@@ -226,7 +226,7 @@ def _create(name: str, pretrained: bool) -> Any:
             raise
         raise VatError(
             f"The pretrained weights of {name!r} could not be fetched from the hub ({type(error).__name__}); "
-            "give a local file instead."
+            "give a file that holds them instead (--backbone-weights)."
         ) from error
 
 

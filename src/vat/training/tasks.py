@@ -134,6 +134,13 @@ class Correspondence(Task):
 def task_for(network: nn.Module, experiment: Experiment) -> Task:
     """The task of the model, which must be that of the data."""
     kind = str(network.config.task)  # type: ignore[union-attr]
+    check_task(kind, experiment)
+    classes: dict[str, type[Task]] = {"segmentation": Segmentation, "correspondence": Correspondence}
+    return classes[kind](network, experiment.training.loss)
+
+
+def check_task(kind: str, experiment: Experiment) -> None:
+    """Refuse data that a model of this task cannot be trained on."""
     wanted = {"segmentation": "episodes", "correspondence": "pairs"}[kind]
     for name in [part.name for part in experiment.data.parts] or [experiment.data.name]:
         if task_of(name) != wanted:
@@ -141,8 +148,6 @@ def task_for(network: nn.Module, experiment: Experiment) -> Task:
                 f"The model {experiment.model.name!r} is for {kind} and trains on {wanted}, "
                 f"but the data set {name!r} gives {task_of(name)}."
             )
-    classes: dict[str, type[Task]] = {"segmentation": Segmentation, "correspondence": Correspondence}
-    return classes[kind](network, experiment.training.loss)
 
 
 def names_of(batch: Batch) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import torch
 from lightning import Fabric
 from torch import Tensor
 
-from vat.checkpoint import load_or_create, save
+from vat.checkpoint import config_of_model, load_or_create, save
 from vat.data.workers import batches_of, lost_workers_explained
 from vat.errors import VatError
 from vat.files import write_atomically
@@ -49,7 +49,7 @@ from vat.training.safety import (
     too_large_batch,
 )
 from vat.training.state import LAST, Progress, bytes_needed, load_state, save_state
-from vat.training.tasks import Batch, names_of, task_for
+from vat.training.tasks import Batch, check_task, names_of, task_for
 from vat.training.validation import evaluate
 
 LONGEST_SILENCE = 10.0
@@ -84,14 +84,16 @@ class Trainer:
     def __init__(self, experiment: Experiment, out: Path, fabric: Fabric, *, resume: bool) -> None:
         self.experiment, self.out, self.fabric = experiment, out, fabric
         self.settings = settings = experiment.training
+        # weights may have to be fetched: whatever else can be wrong is found before
+        self.share = Share(settings.batch_size, settings.accumulate, fabric.global_rank, fabric.world_size)
         check_roots(experiment)
-        self.network = build_network(experiment).set_recompute(settings.recompute)
-        self.task = task_for(self.network, experiment)
-        config: Any = self.network.config
+        config = config_of_model(experiment.model.name, **experiment.model.overrides)
+        check_task(config.task, experiment)
         grid = config.flow_grid if config.task == "correspondence" else 0  # episodes have no flow
         self.train_set = training_data(experiment, config.image_size, grid)
         self.val_set = validation_data(experiment, config.image_size, grid)
-        self.share = Share(settings.batch_size, settings.accumulate, fabric.global_rank, fabric.world_size)
+        self.network = build_network(experiment).set_recompute(settings.recompute)
+        self.task = task_for(self.network, experiment)
         epoch = len(self.train_set)  # type: ignore[arg-type]
         self.total_steps = fewest_steps(settings.steps, settings.epochs, epoch, settings.batch_size)
         validation = experiment.validation
