@@ -186,13 +186,11 @@ def _check(path: Path, settings: _PlanSettings) -> None:
         raise VatError(
             f"{path}: every group of `groups` needs a name of its own and rows, and every row's group an entry."
         )
-    papers = {entry.name: entry.paper for entry in settings.rows} | {
-        entry.name: entry.paper for entry in settings.groups
-    }
-    for name, paper in papers.items():
-        for column in paper:
+    entries: tuple[_RowSettings | Group, ...] = (*settings.rows, *settings.groups)
+    for entry in entries:
+        for column in entry.paper:
             if column not in COSTS and not SCORES.fullmatch(column):
                 raise VatError(
-                    f"{path}, {name!r}: {column!r} is no column of ours; write miou@1, fb_iou@5, mba@1, "
+                    f"{path}, {entry.name!r}: {column!r} is no column of ours; write miou@1, fb_iou@5, mba@1, "
                     f"pck@0.1 or one of {', '.join(COSTS)}."
                 )

@@ -91,12 +91,14 @@ def with_means(plan: Plan, lines: list[Line]) -> list[Line]:
 
 
 def _mean_of(group: Group, members: list[Line]) -> Line:
-    """Seed by seed, over what all members have; nothing as long as one of them is missing."""
-    row = replace(members[0].row, name=group.name, label=group.label, paper=group.paper, group=None)
-    counts = {len(line.facts) for line in members}
-    columns = [c for c in members[0].scores if all(c in line.scores for line in members)] if len(counts) == 1 else []
-    values = {c: zip(*(line.scores[c] for line in members), strict=False) for c in columns}
-    return Line(row, {c: [statistics.fmean(of_seed) for of_seed in v] for c, v in values.items()}, {}, [])
+    """Seed by seed, of the scores that all members have; nothing before all of them have the same seeds."""
+    first = members[0]
+    row = replace(first.row, name=group.name, label=group.label, paper=group.paper, group=None)
+    if len({tuple(fact["seed"] for fact in line.facts) for line in members}) > 1:
+        return Line(row, {}, {}, [])
+    columns = [c for c in first.scores if all(len(line.scores.get(c, [])) == len(line.facts) for line in members)]
+    by_seed = {c: zip(*(line.scores[c] for line in members), strict=True) for c in columns}
+    return Line(row, {c: [statistics.fmean(v) for v in values] for c, values in by_seed.items()}, {}, first.facts)
 
 
 def _refusal(result: dict[str, Any]) -> str:
@@ -132,7 +134,7 @@ def table(plan: Plan, lines: list[Line]) -> PlainTable:
 
 
 def _label(line: Line) -> str:
-    state = line.refused or ("" if line.scores else "not run yet")
+    state = line.refused or ("" if line.facts else "not run yet")
     return f"{line.row.label}: {state}" if state else line.row.label
 
 
@@ -215,8 +217,7 @@ def as_csv(plan: Plan, lines: list[Line]) -> str:
     for line in lines:
         values = [v for c in columns for v in (line.mean(c), line.spread(c), line.row.published(c))]
         cells = ["" if v is None else f"{v:.6g}" for v in values]
-        seeds = max(map(len, line.scores.values()), default=0)
-        writer.writerow([line.row.name, line.row.label, seeds, line.refused or "", *cells])
+        writer.writerow([line.row.name, line.row.label, len(line.facts), line.refused or "", *cells])
     return text.getvalue()
 
 
