@@ -245,6 +245,8 @@ def test_what_cannot_fit_is_refused_before_it_is_built(monkeypatch):
     sentence = r"'mixer' at 32x32x8x8 needs about 29\d\.\d GB for one episode; 20\.0 GB are available"
     with pytest.raises(vat.VatError, match=sentence):
         vat.create_model("vat", backbone="resnet18", aggregator="mixer")
+    with pytest.raises(vat.VatError, match=r"'swin4d' at 32x32x8x8 needs about \d+\.\d GB"):
+        vat.create_model("vat", backbone="resnet18", window=16)  # a table of 65,536 x 65,536 pairs
     monkeypatch.setenv("VAT_MEMORY_GB", "0.001")
     with pytest.raises(vat.VatError, match=r"'swin4d' .* 0\.0 GB are available"):
         vat.create_model("vat", backbone="resnet18")

@@ -75,6 +75,14 @@ def test_what_is_written_next_to_a_run_reads_back_as_the_same_experiment(tmp_pat
         ("training.loss=hinge", "must be one of"),
         ("training.batch_size=0", "at least 1"),
         ("training.ema=1.5", "between 0 and 1"),
+        ("training.lr=.inf", "training.lr is inf; it must be greater than 0"),
+        ("training.warmup=-1", "training.warmup is -1; it must be at least 0"),
+        ("training.workers=-1", "training.workers is -1; it must be at least 0"),
+        ("training.weight_decay=-0.1", "training.weight_decay is -0.1"),
+        ("training.scales=[320, 0]", r"training.scales is \[320, 0\]; it must be at least 1"),
+        ("validation.episodes=0", "validation.episodes is 0; it must be at least 1"),
+        ("data.image_size=0", "data.image_size is 0; it must be at least 1"),
+        ("data.augment=stronger", "data.augment is 'stronger'; the sets of augmentations are: none, cats"),
         ("training.lr", "section.key=value"),
         ("training.steps=null", "has no end"),
     ],
@@ -137,6 +145,9 @@ def test_a_run_goes_on_with_a_model_that_has_weights():
     gone = load_experiment(CONFIGS / "mini" / "finetune.yaml", ["model.name=gone.safetensors"])
     with pytest.raises(VatError, match=r"There is no file gone\.safetensors"):
         build_network(gone)
+    other = load_experiment(CONFIGS / "mini" / "finetune.yaml", ["model.overrides.window=2"])
+    with pytest.raises(VatError, match=r"With window changed, the network wants other weights\..*vat-mini"):
+        build_network(other)
 
 
 # -- losses --------------------------------------------------------------------------------------
@@ -204,6 +215,9 @@ def test_a_missing_folder_is_found_before_weights_are_fetched(tmp_path, root, wo
     with pytest.raises(VatError, match=words):  # not that the hub cannot be reached
         train(experiment, tmp_path / "run", make_fabric("cpu", 1))
     assert not (tmp_path / "run").exists()
+    unknown = load_experiment(CONFIGS / "fss_resnet50.yaml", [f"data.root={root}", "data.name=fsss"])
+    with pytest.raises(VatError, match="no data set 'fsss'"):
+        train(unknown, tmp_path / "run", make_fabric("cpu", 1))
 
 
 @pytest.mark.parametrize("config", ["fss_resnet50", "pascal_fold0_resnet101", "coco_fold2_resnet50", "spair_resnet101"])
@@ -341,6 +355,7 @@ def test_resuming_with_other_settings_is_noticed():
         return differences(to_dict(base), to_dict(load_experiment(CONFIGS / "synthetic_tiny.yaml", changes)))
 
     assert changed("training.steps=9999", "training.workers=3", "validation.episodes=7") == []
+    assert changed("training.recompute=true", "training.graphs=true") == []  # found out when memory or time runs out
     assert changed("training.lr=1", "data.fold=2") == ["data.fold", "training.lr"]
 
 

@@ -89,10 +89,14 @@ def load(path_or_name: str | os.PathLike[str], device: str | torch.device = "cpu
             f"No weights come with {str(path_or_name)!r}; load a checkpoint file, or use "
             f"vat.create_model({str(path_or_name)!r}) for an untrained model."
         )
-    if path.suffix == ".safetensors":
-        model = _load_own(path, overrides)
-    else:
-        model = _load_published(path, overrides)
+    read = _load_own if path.suffix == ".safetensors" else _load_published
+    model, tensors = read(path, overrides)
+    try:
+        _fill(model, tensors, path)
+    except VatError as error:
+        if not overrides:
+            raise
+        raise VatError(f"With {', '.join(overrides)} changed, the network wants other weights. {error}") from error
     return model.eval().to(device)
 
 
@@ -132,7 +136,8 @@ def _file_of(path_or_name: str | os.PathLike[str]) -> Path:
     return builtin.path(str(path_or_name)) if builtin.is_builtin(path_or_name) else Path(path_or_name)
 
 
-def _load_own(path: Path, overrides: dict[str, Any]) -> PairNetwork:
+def _load_own(path: Path, overrides: dict[str, Any]) -> tuple[PairNetwork, dict[str, Tensor]]:
+    """The model that a file describes, and the tensors for it."""
     tensors, description = read_own(path)
     kind = family(description["family"])
     try:
@@ -149,16 +154,13 @@ def _load_own(path: Path, overrides: dict[str, Any]) -> PairNetwork:
                 "the ones it was trained with."
             )
         tensors |= backbone
-    _fill(model, tensors, path)
-    return model
+    return model, tensors
 
 
-def _load_published(path: Path, overrides: dict[str, Any]) -> PairNetwork:
+def _load_published(path: Path, overrides: dict[str, Any]) -> tuple[PairNetwork, dict[str, Tensor]]:
     content = read_pickle(path)
     name, config, tensors = translate(state_dict_of(content, path), path)
-    model: PairNetwork = family(name).model(replace(config, **overrides))
-    _fill(model, tensors, path)
-    return model
+    return family(name).model(replace(config, **overrides)), tensors
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

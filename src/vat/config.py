@@ -12,10 +12,14 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from vat.bounds import above_zero, at_least, same_length
 from vat.errors import VatError
 
 Task = Literal["segmentation", "correspondence"]
 Backend = Literal["auto", "reference", "fast"]
+LEVELS = (2, 3, 4, 5)
+"""Of a backbone: features of level l have a stride of 2**l."""
+ANY_LEVEL = f"{', '.join(map(str, LEVELS[:-1]))} or {LEVELS[-1]}"
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,13 @@ class LevelConfig:
     strides: tuple[tuple[int, int], ...]  # VCM units: (query, support) stride
     groups: tuple[int, ...]  # VCM units: GroupNorm groups
     depth: int  # VTM blocks
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "grid", "channels", "strides", "groups")
+        at_least(0, self, "depth")
+        same_length(self, "channels", "strides", "groups")
+        if any(channels % groups for channels, groups in zip(self.channels, self.groups, strict=True)):
+            raise VatError(f"groups {list(self.groups)} do not divide the channels {list(self.channels)}.")
 
     def out_grid(self) -> tuple[int, int]:
         """Sides of the query and support grids after the VCM (ceil at every stride)."""
@@ -45,6 +56,11 @@ class StageConfig:
     appearance: int | None  # pyramid level of the query's appearance embedding, None: without
     appearance_dim: int
     out_dim: int | None  # width after the stage's 1x1 convolution, None for the last stage
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "grid", "appearance_dim", "out_dim")
+        if self.appearance not in (None, *LEVELS):
+            raise VatError(f"appearance is {self.appearance}; it is a level, {ANY_LEVEL}, or null for none.")
 
 
 PUBLISHED_LEVELS = (
@@ -116,6 +132,15 @@ class VATConfig:
     temperature: float = 1.0  # logits are divided by it where probabilities are shown; found on held-out episodes
     carry_unused: bool = True  # keep the tensors that published files hold and the network never uses
 
+    def __post_init__(self) -> None:
+        at_least(1, self, "image_size", "appearance_grid", "window", "heads", "head_dim")
+        at_least(1, self, "decoder_window", "decoder_heads")
+        at_least(0, self, "decoder_depth", "prototype_weight")
+        above_zero(self, "mlp_ratio", "temperature")
+        if not 0 <= self.appearance_dropout <= 1:
+            raise VatError(f"appearance_dropout is {self.appearance_dropout}; it is a probability, from 0 to 1.")
+        check_levels("levels", [level.level for level in self.levels])
+
     @property
     def flow_grid(self) -> int:
         """Cells a side of the output, which is what a correspondence model is trained on."""
@@ -129,6 +154,12 @@ class VATConfig:
     def grid_of(self, level: int) -> int:
         """Grid that a level's maps are brought to."""
         return next((known.grid for known in self.levels if known.level == level), self.appearance_grid)
+
+
+def check_levels(name: str, numbers: list[int]) -> None:
+    """Refuse levels that backbones do not have, that come twice or that are not ordered from coarse to fine."""
+    if not numbers or not set(numbers) <= set(LEVELS) or sorted(set(numbers), reverse=True) != numbers:
+        raise VatError(f"{name} must go from coarse to fine, each of {ANY_LEVEL} at most once, not {numbers}.")
 
 
 _C = TypeVar("_C")

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vat.config import Task
+from vat.bounds import above_zero, at_least
+from vat.config import LEVELS, Task
 from vat.errors import VatError
 from vat.features import Backbone, FeatureMaps
-from vat.features.backbone import LEVELS
 from vat.network import PairNetwork
 from vat.registry import register_family
 from vat.resize import resize
@@ -36,6 +36,12 @@ class PrototypeConfig:
     image_size: int = 473
     levels: tuple[int, ...] = (5,)
     scale: float = SCALE  # of the cosines, before the softmax that a caller may apply
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "image_size")
+        above_zero(self, "scale")
+        if not self.levels or not set(self.levels) <= set(LEVELS):
+            raise VatError(f"levels is {list(self.levels)}; it must name some of {list(LEVELS)}.")
 
 
 @dataclass
@@ -65,8 +71,6 @@ class PrototypeNetwork(PairNetwork):
         super().__init__()
         if config.task != "segmentation":
             raise VatError("Prototypes segment; for correspondence use another family.")
-        if not config.levels or not set(config.levels) <= set(LEVELS):
-            raise VatError(f"levels is {list(config.levels)}; it must name some of {list(LEVELS)}.")
         self.config = config
         self.backbone = Backbone(config.backbone, backbone_weights, frozen=config.frozen_backbone)
 

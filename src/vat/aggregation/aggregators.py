@@ -12,10 +12,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from vat.aggregation.attention import AdditiveAttention, LinearAttention, SelfAttention, TokenMlp
-from vat.aggregation.block import TransformerBlock
+from vat.aggregation.block import TransformerBlock, check_heads
 from vat.aggregation.center_pivot import center_pivot_units
 from vat.aggregation.vtm import AggregatorSpec, register_aggregator
-from vat.errors import VatError
 
 CHANNELS_PER_GROUP = 16  # of the VCM's GroupNorms
 HSNET_GROUPS = 4
@@ -26,8 +25,7 @@ class SequenceBlocks(nn.Module):
 
     def __init__(self, spec: AggregatorSpec, make_mixer: Callable[[], nn.Module]) -> None:
         super().__init__()
-        if spec.dim % spec.heads:
-            raise VatError(f"{spec.heads} heads do not divide the {spec.dim} channels of the tokens.")
+        check_heads(spec.dim, spec.heads)
         blocks = (TransformerBlock(spec.dim, make_mixer(), spec.mlp_ratio) for _ in range(spec.depth))
         self.blocks = nn.Sequential(*blocks)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vat.errors import VatError
 from vat.kernels.layer_norm import layer_norm, layer_norm_reference
 from vat.kernels.mlp import mlp_block
 
@@ -21,6 +22,12 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         normalise = layer_norm if self.fast else layer_norm_reference
         return normalise(x, self.weight, self.bias, self.eps)
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Refuse heads that tokens cannot be split into."""
+    if dim % heads:
+        raise VatError(f"{heads} heads do not divide the {dim} channels of the tokens.")
 
 
 class Mlp(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class BlockMemory:
     """Numbers of values of one block."""
 
     weights: int
+    tables: int  # that no batch makes larger
     peak: int  # temporaries that exist at the same time in a forward pass of one episode
     kept: int  # for the backward pass, per episode
 
@@ -40,19 +41,23 @@ def _global(spec: AggregatorSpec, fast: bool) -> BlockMemory:
 
 
 def _window(spec: AggregatorSpec, fast: bool) -> BlockMemory:
-    return _softmax(spec, fast, spec.window**4)
+    """Pairs of a window's tokens have an index of 8 bytes, and in every head a bias."""
+    base = _softmax(spec, fast, spec.window**4)
+    biases, pairs = spec.heads * (2 * spec.window - 1) ** 4, spec.window**8
+    return replace(base, weights=base.weights + biases, tables=(2 + spec.heads) * pairs)
 
 
 def _softmax(spec: AggregatorSpec, fast: bool, keys: int) -> BlockMemory:
     """Attention of every token to a number of keys; the fast path never stores the scores."""
     base, scores = _sequence(spec, fast), 0 if fast else spec.heads * spec.tokens * keys
-    return BlockMemory(base.weights, base.peak + 2 * scores, base.kept + scores)
+    return replace(base, peak=base.peak + 2 * scores, kept=base.kept + scores)
 
 
 def _mixer(spec: AggregatorSpec, fast: bool) -> BlockMemory:
     base, hidden = _sequence(spec, fast), int(spec.tokens * spec.mlp_ratio)
     activations = 2 * hidden * spec.dim
-    return BlockMemory(base.weights + 2 * spec.tokens * hidden, base.peak + activations, base.kept + activations)
+    weights = base.weights + 2 * spec.tokens * hidden
+    return replace(base, weights=weights, peak=base.peak + activations, kept=base.kept + activations)
 
 
 def _sequence(spec: AggregatorSpec, fast: bool) -> BlockMemory:
@@ -60,12 +65,12 @@ def _sequence(spec: AggregatorSpec, fast: bool) -> BlockMemory:
     values = spec.tokens * spec.dim
     hidden = 0 if fast else int(2 * values * spec.mlp_ratio)
     weights = int(spec.dim**2 * (4 + 2 * spec.mlp_ratio))
-    return BlockMemory(weights, 6 * values + hidden // 2, 7 * values + hidden)
+    return BlockMemory(weights, 0, 6 * values + hidden // 2, 7 * values + hidden)
 
 
 def _convolution(spec: AggregatorSpec, fast: bool) -> BlockMemory:
     values = spec.tokens * spec.dim
-    return BlockMemory(2 * 9 * spec.dim**2, 3 * values, 2 * values if fast else 4 * values)
+    return BlockMemory(2 * 9 * spec.dim**2, 0, 3 * values, 2 * values if fast else 4 * values)
 
 
 BLOCK_MEMORY: dict[str, Callable[[AggregatorSpec, bool], BlockMemory]] = {
@@ -86,8 +91,8 @@ def memory_estimate(
     """Bytes of the aggregators of all levels: weights, the largest temporaries, and what training keeps."""
     copies = TRAINED_COPIES if training else 1
     blocks = _blocks(config, backend != "reference")
-    weights = sum(block.weights * depth for block, depth in blocks)
-    return 4 * copies * weights + batch * itemsize * _activations(blocks, training)
+    fixed = sum((copies * block.weights + block.tables) * depth for block, depth in blocks)
+    return 4 * fixed + batch * itemsize * _activations(blocks, training)
 
 
 def _blocks(config: VATConfig, fast: bool) -> list[tuple[BlockMemory, int]]:

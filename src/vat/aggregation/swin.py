@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vat.aggregation.block import TransformerBlock
+from vat.aggregation.block import TransformerBlock, check_heads
 from vat.kernels import attention_block
 from vat.kernels.eager import runs_eagerly
 from vat.kernels.position_bias import spread_bias
@@ -88,6 +88,7 @@ class WindowAttention(nn.Module):
 
 def swin_blocks(dim: int, heads: int, window: Axes, depth: int, mlp_ratio: float) -> nn.Sequential:
     """`depth` blocks, every odd one with windows shifted by half their size on each axis."""
+    check_heads(dim, heads)
     still: Axes = (0, 0, 0, 0)
     half: Axes = (window[0] // 2, window[1] // 2, window[2] // 2, window[3] // 2)
     attentions = (WindowAttention(dim, heads, window, half if i % 2 else still) for i in range(depth))

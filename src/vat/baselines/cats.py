@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from vat.aggregation.attention import SelfAttention
-from vat.aggregation.block import TransformerBlock
+from vat.aggregation.block import TransformerBlock, check_heads
 from vat.baselines.hyperpixels import NORM_EPS, HyperpixelConfig, HyperpixelNetwork, Hyperpixels
+from vat.bounds import above_zero, at_least
 from vat.model import Unused
 from vat.registry import register_family
 
@@ -35,12 +36,19 @@ class CATsConfig(HyperpixelConfig):
     heads: int = 6
     mlp_ratio: float = 4.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "projection", "heads")
+        at_least(0, self, "depth")
+        above_zero(self, "mlp_ratio")
+
 
 class MultiLevelBlock(nn.Module):
     """A transformer block over the positions of each level, then one over the levels at each position."""
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float) -> None:
         super().__init__()
+        check_heads(dim, heads)
         self.within = TransformerBlock(dim, SelfAttention(dim, heads), mlp_ratio, NORM_EPS)
         self.across = TransformerBlock(dim, SelfAttention(dim, heads), mlp_ratio, NORM_EPS)
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vat.baselines.hyperpixels import HyperpixelConfig, HyperpixelNetwork, Hyperpixels, mutual_filter
+from vat.bounds import at_least, odd, same_length
 from vat.errors import VatError
 from vat.registry import register_family
 
@@ -33,14 +34,21 @@ class NCNetConfig(HyperpixelConfig):
     channels: tuple[int, ...] = (16, 16, 1)
     residual: bool = True  # add the raw correlation to the result
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "kernels", "channels")
+        odd(self, "kernels")
+        same_length(self, "kernels", "channels")
+        if self.channels[-1] != 1:
+            raise VatError(f"channels is {list(self.channels)}; the last layer must have one channel.")
+
 
 @dataclass(frozen=True)
-class CHMConfig(HyperpixelConfig):
+class CHMConfig(NCNetConfig):
     """Two convolutions of one channel each, on the last map of conv4_x of a ResNet-101."""
 
     kernels: tuple[int, ...] = (5, 5)
     channels: tuple[int, ...] = (1, 1)
-    residual: bool = True
 
 
 def conv4d(volume: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -111,19 +119,12 @@ def _start_as_average(weight: Tensor, neighbours: int) -> None:
 class ConsensusNetwork(HyperpixelNetwork):
     """Layers of 4D convolution and ReLU on the filtered cost, then mutual filtering again."""
 
-    config: NCNetConfig | CHMConfig
+    config: NCNetConfig
     kernel: type[FullKernel] | type[PositionSensitiveKernel]
     both_ways: bool  # whether the layers also see the transposed volume
 
-    def __init__(self, config: NCNetConfig | CHMConfig, backbone_weights: str | Path | bool | None = None) -> None:
+    def __init__(self, config: NCNetConfig, backbone_weights: str | Path | bool | None = None) -> None:
         super().__init__(config, backbone_weights)
-        if len(config.kernels) != len(config.channels) or config.channels[-1] != 1:
-            raise VatError(
-                f"kernels {list(config.kernels)} and channels {list(config.channels)} must be equally many, "
-                "and the last layer must have one channel."
-            )
-        if any(size % 2 == 0 for size in config.kernels):
-            raise VatError(f"kernels is {list(config.kernels)}; a kernel has a centre, so its size must be odd.")
         widths = (len(config.hyperpixels), *config.channels)
         self.kernels = nn.ModuleList(
             self.kernel(*step) for step in zip(widths[:-1], widths[1:], config.kernels, strict=True)

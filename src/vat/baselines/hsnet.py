@@ -15,7 +15,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from vat.aggregation.center_pivot import CenterPivotUnit, center_pivot_units
-from vat.config import Task
+from vat.bounds import at_least, odd
+from vat.config import Task, check_levels
 from vat.cost import cost_volume, mask_on_grid
 from vat.decoder import ConvDecoder
 from vat.errors import VatError
@@ -34,6 +35,10 @@ class SqueezeConfig:
     level: int  # 5, 4 or 3: features of stride 2**level
     kernels: tuple[int, ...]
     support_strides: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "kernels", "support_strides")
+        odd(self, "kernels")
 
 
 PUBLISHED_SQUEEZES = (
@@ -55,6 +60,16 @@ class HSNetConfig:
     channels: tuple[int, ...] = (16, 64, 128)  # of a level's units
     groups: int = 4  # of every GroupNorm
     mix_depth: int = 3  # units after a level has met the coarser one
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "image_size", "channels", "groups")
+        at_least(0, self, "mix_depth")
+        check_levels("squeezes", [squeeze.level for squeeze in self.squeezes])
+        for squeeze in self.squeezes:
+            if not 0 < len(self.channels) == len(squeeze.kernels) == len(squeeze.support_strides):
+                raise VatError("channels, and the kernels and support_strides of every squeeze, must be equally many.")
+        if any(channels % self.groups for channels in self.channels):
+            raise VatError(f"groups {self.groups} do not divide the channels {list(self.channels)}.")
 
 
 class SqueezeMixEncoder(nn.Module):

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vat.bounds import above_zero, at_least
 from vat.config import Task
 from vat.errors import VatError
 from vat.features import Backbone
@@ -35,6 +36,10 @@ class HyperpixelConfig:
     hyperpixels: tuple[int, ...] = (30,)  # maps of the backbone, 0 is its stem
     grid: int = 16  # maps are resized to grid x grid, which is also the grid of the flow
     temperature: float = 0.02  # of the soft-argmax
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "image_size", "grid")
+        above_zero(self, "temperature")
 
     @property
     def flow_grid(self) -> int:

@@ -21,7 +21,7 @@ class MixedDataset(Dataset[dict[str, Any]]):
 
     def __init__(self, parts: Sequence[tuple[Dataset[dict[str, Any]], float]], seed: int) -> None:
         shares = np.array([share for _, share in parts], dtype=np.float64)
-        if not len(shares) or (shares <= 0).any():
+        if not len(shares) or not ((shares > 0) & np.isfinite(shares)).all():
             raise VatError("Mixed data needs at least one part, and every share must be greater than 0.")
         self.parts = [part for part, _ in parts]
         self._ends = np.cumsum(shares / shares.sum())

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vat import builtin
+from vat.config import LEVELS
 from vat.errors import VatError
 from vat.features import slim
 from vat.features.folding import fold_batch_norm, join_residuals
@@ -24,7 +25,6 @@ from vat.tensorfile import read_tensors
 FeatureMaps = dict[int, list[Tensor]]
 """Level -> maps [B, C, h, w] in block order; level n has stride 2**n (2: conv2_x ... 5: conv5_x)."""
 
-LEVELS = (2, 3, 4, 5)
 MIN_SIZE = 32  # smaller images are enlarged first, so that the coarsest map has one cell at least
 PROBE_SIZE = 128
 IN_MODEL = "backbone.body."

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 import yaml
 
+from vat.bounds import above_zero, at_least
 from vat.config import from_dict, number_of, to_dict
+from vat.data import AUGMENTATIONS
 from vat.errors import VatError
 from vat.launch import Precision
 
@@ -116,31 +118,18 @@ class Experiment:
         training, validation = self.training, self.validation
         if training.steps is None and training.epochs is None and training.minutes is None:
             raise VatError("The experiment has no end: set training.steps, epochs or minutes.")
-        at_least_one = {
-            "training.batch_size": training.batch_size,
-            "training.accumulate": training.accumulate,
-            "training.log_every": training.log_every,
-            "validation.batch_size": validation.batch_size,
-            "validation.every": validation.every,
-            "validation.patience": validation.patience,
-            "training.save_every": training.save_every,
-            "training.scales": min(training.scales, default=None),
-        }
-        for name, value in at_least_one.items():
-            if value is not None and value < 1:
-                raise VatError(f"{name} is {value}; it must be at least 1.")
-        positive = {
-            "training.steps": training.steps,
-            "training.epochs": training.epochs,
-            "training.minutes": training.minutes,
-            "training.lr": training.lr,
-            "training.clip": training.clip,
-            "validation.epochs": validation.epochs,
-            "validation.minutes": validation.minutes,
-        }
-        for name, amount in positive.items():
-            if amount is not None and not amount > 0:
-                raise VatError(f"{name} is {amount}; it must be greater than 0.")
+        counts = ("steps", "batch_size", "accumulate", "scales", "log_every", "save_every")
+        at_least(1, training, *counts, section="training")
+        amounts = ("backbone_lr", "weight_decay", "warmup", "seed", "workers", "save_minutes")
+        at_least(0, training, *amounts, section="training")
+        above_zero(training, "epochs", "minutes", "lr", "clip", section="training")
+        at_least(1, validation, "episodes", "every", "shots", "batch_size", "patience", section="validation")
+        at_least(0, validation, "seed", section="validation")
+        above_zero(validation, "epochs", "minutes", section="validation")
+        at_least(1, self.data, "shots", "image_size", section="data")
+        if self.data.augment not in AUGMENTATIONS:
+            known = ", ".join(AUGMENTATIONS)
+            raise VatError(f"data.augment is {self.data.augment!r}; the sets of augmentations are: {known}.")
         if training.ema is not None and not 0 < training.ema < 1:
             raise VatError(f"training.ema is {training.ema}; a decay lies between 0 and 1, such as 0.999.")
         if not 0 <= self.data.absent < 1:

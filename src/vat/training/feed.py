@@ -129,6 +129,7 @@ def check_roots(experiment: Experiment) -> None:
         parts.append(experiment.validation.data)
     for part in parts:
         root = _root_of(part, settings)
+        task_of(part.name)  # which knows the names
         if part.name not in SYNTHETIC and (root is None or not root.is_dir()):
             what = "is not named" if root is None else f"is said to be {str(root)!r}, and there is no such folder"
             raise VatError(f"The folder of the data set {part.name!r} {what}; name it with --root (data.root).")

@@ -26,6 +26,8 @@ FREE_TO_CHANGE = {
     "training.minutes",
     "training.accumulate",
     "training.precision",
+    "training.graphs",
+    "training.recompute",
     "training.workers",
     "training.log_every",
     "training.save_every",
