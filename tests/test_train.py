@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,6 +310,14 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
         check_folder(tmp_path / "run", 2**60)
     check_folder(tmp_path / "run", 1)
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_files_that_a_resumed_run_replaces_count_as_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("vat.training.safety.shutil.disk_usage", lambda folder: SimpleNamespace(free=600))
+    with pytest.raises(VatError, match=r"has 600 B left, and the run's files want another 1\.0 KiB"):
+        check_folder(tmp_path, 1024)
+    (tmp_path / "last.ckpt").write_bytes(bytes(500))
+    check_folder(tmp_path, 1024)
 
 
 def test_the_first_bad_step_is_found_with_its_episodes():

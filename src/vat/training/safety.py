@@ -31,9 +31,10 @@ def check_folder(folder: Path, needed: int) -> None:
     write_atomically(probe, b"vat")
     probe.unlink()
     free = shutil.disk_usage(folder).free
-    if free < needed:
+    held = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())  # of a run that goes on
+    if free + held < needed:
         raise VatError(
-            f"{folder} has {human(free, 1024)}B left, and the run's files take about {human(needed, 1024)}B; "
+            f"{folder} has {human(free, 1024)}B left, and the run's files want another {human(needed - held, 1024)}B; "
             "free some space or choose another folder with --out."
         )
 
