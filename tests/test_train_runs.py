@@ -97,6 +97,26 @@ def run_as_rank(rank: int, port: int, out: Path, *changes: str, config: str) -> 
     run(out, *changes, config=config)
 
 
+def run_until_a_rank_is_lost(rank: int, *arguments: Any, config: str) -> None:
+    """The second process is gone at its second step; the first one must say so in one sentence."""
+    original = Trainer.step
+
+    def vanish(self: Trainer, batches: Any) -> None:
+        if rank == 1 and self.progress.step == 1:
+            os._exit(9)
+        original(self, batches)
+
+    Trainer.step = vanish  # type: ignore[method-assign]
+    with pytest.raises(VatError, match=r"Another process of this run has ended.* --resume continues"):
+        run_as_rank(rank, *arguments, config=config)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def in_processes(function: Callable[..., Any], *arguments: tuple[Any, ...], **options: Any) -> list[int | None]:
     """Exit codes of the function with each of the arguments, all at the same time."""
     processes = [PROCESSES.Process(target=function, args=args, kwargs=options) for args in arguments]
@@ -170,9 +190,7 @@ def test_two_processes_train_and_score_like_one(tmp_path, config):
     """After one step Adam's first moment is a tenth of the gradient."""
     step = ("training.steps=1", "training.batch_size=4", "training.clip=null")
     changes = (*step, "model.overrides.appearance_dropout=0")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     alone, pair = tmp_path / "alone", tmp_path / "pair"
     assert in_processes(run, (alone, *changes), config=config) == [0]
     ranks = [(rank, port, pair, *changes) for rank in range(2)]
@@ -186,6 +204,12 @@ def test_two_processes_train_and_score_like_one(tmp_path, config):
     assert second["processes"] == 2
     assert second["first"] == pytest.approx(first["first"])
     assert two["progress"]["history"][-1]["episodes"] == 4
+
+
+def test_a_process_that_is_lost_is_one_sentence_in_the_others(tmp_path):
+    port = free_port()
+    ranks = [(rank, port, tmp_path, "training.steps=3", "training.batch_size=2") for rank in range(2)]
+    assert in_processes(run_until_a_rank_is_lost, *ranks, config="synthetic_tiny") == [0, 9]
 
 
 def test_a_loss_that_is_not_finite_names_its_episodes(tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -39,6 +41,26 @@ def make_fabric(
         raise VatError(f"{wanted} cannot be used: {' '.join(str(error).split())}") from error
     fabric.launch()
     return fabric
+
+
+@contextmanager
+def lost_processes_explained(remedy: str) -> Iterator[None]:
+    """One sentence for a run whose other process is gone, which has told by itself what happened to it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_of_the_connection(error):
+            raise
+        raise VatError(
+            f"Another process of this run has ended; its own message, if any, tells why. {remedy}"
+        ) from error
+
+
+def _is_of_the_connection(error: RuntimeError) -> bool:
+    """Whether processes lost each other. NCCL and the store have errors of their own, gloo has words."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def _started_from_outside() -> tuple[int, int] | None:

@@ -26,7 +26,7 @@ from vat.evaluation.protocol import Protocol, Record
 from vat.evaluation.records import Journal, journals
 from vat.evaluation.report import Report, environment
 from vat.evaluation.segmentation import Segmentation
-from vat.launch import make_fabric
+from vat.launch import lost_processes_explained, make_fabric
 from vat.self_support import SelfSupport
 from vat.tensorfile import checksum
 
@@ -85,13 +85,14 @@ def evaluate(
     batches = deal(len(dataset), fabric.global_rank, fabric.world_size, batch_size)
     open_batches = [batch for batch in batches if not records.keys() >= set(batch)]
     watch = Watch(protocol, batches, progress)
-    with lost_workers_explained("--workers"):
+    go_on = "With --out, the same command goes on with what is left."
+    with lost_workers_explained("--workers"), lost_processes_explained(go_on):
         for measured in _measure(fabric, model, protocol, _loader(dataset, open_batches, workers, fabric)):
             if journal is not None:
                 journal.append(measured)
             records |= {record["index"]: record for record in measured}
             watch(records)
-    together = _gather(fabric, records, len(dataset))
+        together = _gather(fabric, records, len(dataset))
     return Report(
         protocol=protocol,
         results=protocol.results(together, dataset.classes),

@@ -21,6 +21,7 @@ from vat.checkpoint import config_of_model, load_or_create, save
 from vat.data.workers import batches_of, lost_workers_explained
 from vat.errors import VatError
 from vat.files import write_atomically
+from vat.launch import lost_processes_explained
 from vat.network import PairNetwork
 from vat.runner import GraphedTraining
 from vat.seeds import mix
@@ -66,7 +67,8 @@ def train(experiment: Experiment, out: str | Path, fabric: Fabric, *, resume: bo
     if has_run and not resume:
         raise VatError(f"{out} already holds a run; continue it with --resume, or choose another --out.")
     fabric.barrier()  # nobody writes before everybody has looked
-    with lost_workers_explained("training.workers"):
+    go_on = "--resume continues from the last checkpoint."
+    with lost_workers_explained("training.workers"), lost_processes_explained(go_on):
         return Trainer(experiment, out, fabric, resume=has_run).run()
 
 
