@@ -1,6 +1,7 @@
 """The compact backbone and how it learns from a large one."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,13 @@ from data_fakes import photo, save
 from vat.cli import app
 from vat.distill.matching import FeatureMatching, pair_maps
 from vat.distill.photos import find_photos, random_views, recolour
+from vat.distill.settings import load_settings
 from vat.errors import VatError
 from vat.features import Backbone
 from vat.features.slim import KEPT, TEACHER, from_teacher
+
+
+CONFIGS = Path(__file__).parent.parent / "configs" / "distill"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,22 @@ def test_the_slim_backbone_is_the_teacher_without_some_blocks(teacher):
 def test_weights_of_something_else_are_refused():
     with pytest.raises(VatError, match="not the weights of tf_efficientnet_lite4"):
         from_teacher({"blocks.0.0.conv.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("steps=0", "steps is 0; it must be at least 1"),
+        ("minutes=null", "has no end"),
+        ("lr=0", "lr is 0.0; it must be greater than 0"),
+        ("sizes=[224, 16]", r"sizes is \[224, 16\]; it must be at least 32"),
+        ("sizes=[]", "sizes is empty"),
+        ("crop_area=[0.5, 0.2]", "from the least to the largest share"),
+    ],
+)
+def test_wrong_settings_are_named(change, words):
+    with pytest.raises(VatError, match=words):
+        load_settings(CONFIGS / "lite4_slim.yaml", [change])
 
 
 def test_every_map_has_a_teacher_and_the_last_of_each_stage_meet(teacher):

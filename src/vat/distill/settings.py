@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vat.bounds import above_zero, at_least
 from vat.config import from_dict
 from vat.errors import VatError
 from vat.training.config import read_settings
@@ -38,12 +39,17 @@ class DistillSettings:
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
             raise VatError("The distillation has no end: set steps or minutes.")
-        least = {"batch_size": self.batch_size, "photo_size": self.photo_size // 32, "held_out": self.held_out - 1}
-        for name, value in least.items():
-            if value < 1:
-                raise VatError(f"{name} is too small for a distillation.")
-        if not self.sizes or min(self.sizes) < 32:
-            raise VatError("sizes must name crops of 32 pixels or more.")
+        at_least(1, self, "batch_size", "steps")
+        at_least(2, self, "held_out")
+        at_least(32, self, "photo_size", "sizes")
+        at_least(0, self, "jitter", "weight_decay", "warmup", "seed", "workers")
+        above_zero(self, "minutes", "lr", "clip", "crop_area")
+        if not self.sizes:
+            raise VatError("sizes is empty; it names the sides of crops, such as 224.")
+        if not self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise VatError(
+                f"crop_area is {list(self.crop_area)}; it goes from the least to the largest share, 1 at most."
+            )
 
 
 def load_settings(path: str | Path, changes: Iterable[str] = ()) -> DistillSettings:

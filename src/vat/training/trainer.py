@@ -284,7 +284,7 @@ class Trainer:
         self.journal.show(
             share,
             f"step {self.progress.step}  loss {loss:.3f}  train {self.score_name} {score:.1f}{best}  "
-            f"{speed:.1f} episodes/s  {left:.1f} min left",
+            f"{speed:.3g} episodes/s  {left:.1f} min left",
         )
 
     def validate(self) -> None:
