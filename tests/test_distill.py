@@ -17,7 +17,6 @@ from vat.errors import VatError
 from vat.features import Backbone
 from vat.features.slim import KEPT, TEACHER, from_teacher
 
-
 CONFIGS = Path(__file__).parent.parent / "configs" / "distill"
 
 
