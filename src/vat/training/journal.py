@@ -33,7 +33,6 @@ class Journal:
         self.console = Console(stderr=True, quiet=not active)
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[facts]}"),
@@ -41,6 +40,7 @@ class Journal:
             transient=True,
             disable=not (active and self.console.is_terminal),
         )
+        self._facts = ""
         self._spoken = time.monotonic()
         if active:
             self._path = folder / METRICS
@@ -49,7 +49,7 @@ class Journal:
 
     def __enter__(self) -> Journal:
         self._bar.start()
-        self._row = self._bar.add_task("training", total=1.0, facts="")
+        self._row = self._bar.add_task("", total=1.0, facts="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,6 +64,7 @@ class Journal:
 
     def show(self, share: float, facts: str) -> None:
         """Update the bar; where there is none, print the facts from time to time."""
+        self._facts = facts
         self._bar.update(self._row, completed=share, facts=facts)
         if not self.console.is_terminal and time.monotonic() - self._spoken > QUIET_SECONDS:
             self.say(f"{100 * share:3.0f}% {facts}")
@@ -72,8 +73,8 @@ class Journal:
         self.doing("validating", done, total)
 
     def doing(self, what: str, done: int, total: int) -> None:
-        """Name in the bar what happens instead of training, as long as it does."""
-        self._bar.update(self._row, description=f"{what} {done}/{total}" if done < total else "training")
+        """Name beside the bar what happens instead of training, as long as it does."""
+        self._bar.update(self._row, facts=f"{what} {done}/{total}  {self._facts}" if done < total else self._facts)
 
     def record(self, values: dict[str, Any]) -> None:
         """Add a row to `metrics.csv` and points to TensorBoard."""

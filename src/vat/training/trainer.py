@@ -284,7 +284,7 @@ class Trainer:
         self.journal.show(
             share,
             f"step {self.progress.step}  loss {loss:.3f}  train {self.score_name} {score:.1f}{best}  "
-            f"{speed:.3g} episodes/s  {left:.1f} min left",
+            f"{speed:.3g}/s  {left:.{1 if left < 10 else 0}f} min left",  # with all the rest within 80 columns
         )
 
     def validate(self) -> None:
