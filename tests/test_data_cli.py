@@ -47,6 +47,37 @@ def test_check_names_every_broken_file(tmp_path: Path) -> None:
     assert "b/2.png" in quick.problems[0]
 
 
+def test_check_names_every_mask_that_lists_cannot_be_derived_from(tmp_path: Path) -> None:
+    root = fakes.voc(tmp_path)
+    for name in ("val_01_0", "trn_02_1"):
+        (root / f"SegmentationClassAug/{name}.png").write_bytes(b"no PNG")
+    report = check("pascal", root, cache_dir=tmp_path / "cache")
+    assert [line.rpartition("/")[2].split("'")[0] for line in report.problems] == ["trn_02_1.png", "val_01_0.png"]
+    assert report.missing == []
+    assert report.checked == 118
+
+
+def test_check_of_one_or_two_classes(tmp_path: Path) -> None:
+    """They cannot be divided, but are of use as a whole, and may be broken."""
+    root = fakes.folder(tmp_path / "own", classes="ab")
+    report = check("folder", root)
+    assert report.ok
+    assert report.found == ["all: 6 entries, 2 classes (every class)"]
+    assert "use split 'all'" in report.notes[0]
+    fakes.save(fakes.box_mask(0), root / "b/masks/im1.png")
+    assert len(check("folder", root).problems) == 1
+    nested = check("folder", tmp_path)  # the folder above
+    assert nested.missing[0].startswith("every split: No image with a mask was found")
+    assert "images/1.jpg and masks/1.png" in nested.missing[0]
+
+
+def test_check_of_what_cannot_be_checked(tmp_path: Path) -> None:
+    with pytest.raises(VatError, match="there are no files of it"):
+        check("synthetic", tmp_path)
+    with pytest.raises(VatError, match="shots is 0"):
+        check("fss", fakes.fss(tmp_path), shots=0)
+
+
 def test_check_says_what_is_missing_and_where_to_get_it(tmp_path: Path) -> None:
     root = fakes.spair(tmp_path, pairs=2)
     (root / "Layout/large/val.txt").unlink()
@@ -106,3 +137,9 @@ def test_bench_prints_a_rate_for_every_augmentation(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for word in ("strong", "cats+pfenet", "memory", "episodes / s"):
         assert word in done.output
+
+
+def test_bench_takes_the_split_that_is_there(tmp_path: Path) -> None:
+    done = run("bench", "pfwillow", fakes.pfwillow(tmp_path), "--seconds", "0.1", "--size", "32")
+    assert done.exit_code == 0, done.output
+    assert "pairs / s and core" in done.output

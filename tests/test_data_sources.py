@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from pycocotools import mask as coco_mask
 
 import data_fakes as fakes
-from vat.data import open_source
-from vat.data.lists import read_plain_pickle, share_classes
+from vat.data import lists, open_source
+from vat.data.lists import natural_order, read_plain_pickle, share_classes
 from vat.data.segmentation import SegmentationSource
 from vat.errors import VatError
+from vat.predict.masks import to_rle
 
 
 def opened(*args: Any, **options: Any) -> SegmentationSource:
@@ -63,8 +65,51 @@ def test_pascal_derives_lists_without_published_ones(tmp_path: Path) -> None:
     assert {name for name, _ in val.entries} == {n for n in val_names if not n.startswith("val_07")}
     assert {class_id for _, class_id in train.entries} == {7}
     assert all(name.startswith("trn") for name, _ in train.entries)
-    (root / "SegmentationClassAug/val_01_0.png").write_bytes(b"")  # the cached list needs no second reading
-    assert opened("pascal", root, split="val", **options).entries == val.entries
+
+
+def test_derived_lists_are_kept_until_a_mask_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fakes.voc(tmp_path, classes=(1, 2))
+    options = {"split": "all", "cache_dir": tmp_path / "cache"}
+    before = opened("pascal", root, **options).entries
+    with monkeypatch.context() as context:
+        context.setattr(lists, "read_mask", lambda path: pytest.fail("read again"))
+        assert opened("pascal", root, **options).entries == before
+    fakes.save(fakes.box_mask(2), root / "SegmentationClassAug/val_01_0.png")
+    mended = opened("pascal", root, **options)
+    assert set(mended.entries) == {*before, ("val_01_0", 2)} - {("val_01_0", 1)}
+    (root / "SegmentationClassAug/val_01_0.png").write_bytes(b"no PNG")
+    left = opened("pascal", root, **options)
+    assert set(left.entries) == {*before} - {("val_01_0", 1)}
+    assert left.notes == ["1 masks cannot be read and are left out; `vat data check` names them."]
+    assert len(left.broken) == 1
+    assert "val_01_0.png" in left.broken[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffval_01_0__1\r\n\r\nval_01_1__01  \t\r\n",  # of an editor that marks and ends lines in its own way
+        "val_01_0__1\nval_01_1__1\nval_01_0__1",  # listed twice: it would be its own support
+    ],
+)
+def test_lists_of_any_editor(tmp_path: Path, text: str) -> None:
+    root = fakes.voc(tmp_path)
+    (tmp_path / "splits/pascal/val/fold0.txt").write_bytes(text.encode())
+    source = opened("pascal", root, split="val", splits=tmp_path / "splits")
+    assert source.entries == [("val_01_0", 1), ("val_01_1", 1)]
+    assert source.notes == []
+
+
+def test_classes_that_a_list_should_not_hold(tmp_path: Path) -> None:
+    root = fakes.voc(tmp_path)
+    path = tmp_path / "splits/pascal/val/fold0.txt"
+    path.write_text("val_01_0__1\nval_06_0__6\n")
+    source = opened("pascal", root, split="val", splits=tmp_path / "splits")
+    assert source.notes == ["1 listed entries are of classes of other folds and are left out."]
+    for line in ("val_01_1__21", "val_01_1__0", "val_01_1__\u00b2"):
+        path.write_text(line)
+        with pytest.raises(VatError, match=rf"The line '{line}' of .*fold0\.txt"):
+            opened("pascal", root, split="val", splits=tmp_path / "splits")
 
 
 def test_listed_entries_without_files_are_counted(tmp_path: Path) -> None:
@@ -89,6 +134,63 @@ def test_coco_masks_from_json_and_from_pngs_agree(tmp_path: Path, png: bool) -> 
     assert val.classes[3] == "motorcycle"
     assert_box(val)
     assert_box(train)
+
+
+def outlines(mask: np.ndarray) -> dict[str, object]:
+    """The forms in which files have an object, and what is next to nothing."""
+    code = coco_mask.encode(np.asfortranarray(mask))
+    return {
+        "text": {"size": list(mask.shape), "counts": code["counts"].decode()},
+        "crowd": to_rle(mask.astype(bool)),
+        "polygons": [[20, 10, 75, 10, 75, 50, 20, 50], [1, 1, 5, 5], []],
+    }
+
+
+@pytest.mark.parametrize("form", ["text", "crowd", "polygons"])
+def test_coco_objects_in_every_form(tmp_path: Path, form: str) -> None:
+    root = fakes.coco(tmp_path, classes=(0, 4))
+    path = root / "annotations/instances_val2014.json"
+    content = json.loads(path.read_text())
+    for number, annotation in enumerate(content["annotations"]):
+        shape = outlines(fakes.box_mask(1))[form] if number % 2 else []  # of a photo's two objects one has no outline
+        annotation["segmentation"] = shape
+    path.write_text(json.dumps(content))
+    source = opened("coco", root, split="val", cache_dir=tmp_path / "cache")
+    assert len(source.entries) == 6
+    assert_box(source)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "sentence"),
+    [
+        ({"size": [60, 80], "counts": "xyz"}, "COCO_val2014_000000000000.jpg' in .*instances_val2014.json' is "),
+        ({"size": [6, 8], "counts": [48]}, "is 8x6 px, but the image 80x60"),
+        ([["a"] * 6], "not a COCO instances file"),
+        (7, "not a COCO instances file|not a run-length code"),
+    ],
+)
+def test_wrong_coco_objects(tmp_path: Path, segmentation: object, sentence: str) -> None:
+    root = fakes.coco(tmp_path)
+    path = root / "annotations/instances_val2014.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0]["segmentation"] = segmentation
+    path.write_text(json.dumps(content))
+    with pytest.raises(VatError, match=sentence):
+        opened("coco", root, split="val", cache_dir=tmp_path / "cache")
+
+
+def test_coco_masks_that_are_not_there(tmp_path: Path) -> None:
+    """Photos without their PNG are left out, as in PASCAL, and a folder without any does not hide the JSON."""
+    root = fakes.coco(tmp_path, png=True)
+    name = "COCO_val2014_000000000001"
+    (root / f"annotations/val2014/{name}.png").unlink()
+    wanted = {0: [f"val2014/COCO_val2014_{n:012d}.jpg" for n in (0, 1, 1, 0, 2)]}
+    splits = fakes.coco_lists(tmp_path / "splits", "val", 0, wanted)
+    source = opened("coco", root, split="val", splits=splits, cache_dir=tmp_path / "cache")
+    assert [image for image, _ in source.entries] == [wanted[0][0], wanted[0][4]]  # each once
+    other = fakes.coco(tmp_path / "other")
+    (other / "annotations/val2014").mkdir()
+    assert_box(opened("coco", other, split="val", cache_dir=tmp_path / "cache"))
 
 
 def test_coco_reads_published_pickles(tmp_path: Path) -> None:
@@ -170,6 +272,44 @@ def test_own_folders(tmp_path: Path, value: int) -> None:
     assert list(source.classes.values()) == list("abcd")
     assert source.notes == ["1 images have no mask and are left out."]
     assert_box(source)
+
+
+def test_what_systems_leave_in_folders_is_passed_over(tmp_path: Path) -> None:
+    for root, name in ((fakes.fss(tmp_path / "fss"), "fss"), (fakes.folder(tmp_path / "own"), "folder")):
+        before = opened(name, root, split="all").entries
+        places = [root / "a", root / "__MACOSX/a", root / ".git/a"]
+        places = [place / sub for place in places for sub in ((".",) if name == "fss" else ("images", "masks"))]
+        for place in places:
+            for file in ("._1.jpg", "._1.png", ".DS_Store"):
+                fakes.write(place / file, "x")
+        source = opened(name, root, split="all")
+        assert source.entries == before
+        assert source.notes == []
+
+
+def test_images_that_share_a_mask(tmp_path: Path) -> None:
+    root = fakes.folder(tmp_path, classes="a")
+    fakes.save(fakes.photo(7), root / "a/images/im0.png")
+    Image.fromarray(fakes.box_mask(0)).save(root / "a/masks/im1.gif")
+    source = opened("folder", root, split="all")
+    assert source.image_path("a/im0").name == "im0.jpg"
+    assert source.mask_path("a/im1").name == "im1.png"
+    assert source.notes == ["1 images are named like another but for the ending and are left out."]
+
+
+def test_own_masks_are_read_as_those_of_examples(tmp_path: Path) -> None:
+    """Several objects in one mask, in shades on both sides of half; JPEG, whose black is not quite black."""
+    root = fakes.folder(tmp_path, classes="ab", per_class=1, value=60)
+    objects = fakes.box_mask(60)
+    objects[30:50, 20:75] = 200
+    fakes.save(objects, root / "a/masks/im0.png")
+    (root / "b/masks/im0.png").unlink()
+    Image.fromarray(fakes.box_mask(255)).save(root / "b/masks/im0.jpg", quality=60)
+    assert_box(opened("folder", root, split="all"))
+
+
+def test_names_of_odd_digits_can_be_sorted() -> None:
+    assert sorted(["10\u00b2", "9", "a\u00b2"], key=natural_order) == ["a\u00b2", "9", "10\u00b2"]
 
 
 def test_classes_are_divided_without_overlap() -> None:

@@ -116,7 +116,7 @@ def show(
 def bench(
     name: Name,
     root: Root = None,
-    split: Split = "train",
+    split: Annotated[str | None, typer.Option(help="Default: train, or test where there is nothing else.")] = None,
     fold: Fold = 0,
     shots: Shots = 1,
     image_size: Annotated[
@@ -126,12 +126,13 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Time for each line.", min=0.1)] = 3.0,
 ) -> None:
     """Measure how many episodes (or pairs) one core reads per second of its own time, by augmentation."""
-    options = {"split": split, "fold": fold, "shots": shots, "image_size": image_size, "splits": splits}
-    variants = [("none", "none"), ("none", "memory")]
     import torch
 
     from vat import data
 
+    split = split or ("train" if "train" in data.parts_of(name) else "test")
+    options = {"split": split, "fold": fold, "shots": shots, "image_size": image_size, "splits": splits}
+    variants = [("none", "none"), ("none", "memory")]
     if name in data.SYNTHETIC:
         variants = [("none", "none")]
     elif split == "train":

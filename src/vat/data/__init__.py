@@ -9,7 +9,7 @@ from vat.data.check import CheckReport, check
 from vat.data.correspondence import PairDataset
 from vat.data.episodes import EpisodeDataset
 from vat.data.keypoints import keypoint_flow, transfer_points
-from vat.data.loaders import SYNTHETIC, build, collate, names, open_source, task_of
+from vat.data.loaders import SYNTHETIC, build, collate, names, open_source, parts_of, task_of
 from vat.data.mixed import MixedDataset
 from vat.data.transforms import AUGMENTATIONS, Augmentation
 
@@ -27,6 +27,7 @@ __all__ = [
     "keypoint_flow",
     "names",
     "open_source",
+    "parts_of",
     "task_of",
     "transfer_points",
 ]

@@ -59,29 +59,20 @@ def check(
     data_set = find(name)
     if not Path(root).is_dir():
         raise VatError(f"There is no folder '{root}'; get the data from {data_set.home}.")
+    if shots < 1:
+        raise VatError(f"shots is {shots}; it must be at least 1.")
     report = CheckReport(name, str(root), data_set.home)
-    missing: dict[str, list[str]] = {}
     steps: dict[object, Callable[[], None]] = {}
-    parts = _parts(data_set)
-    for split, fold in parts:
-        title = f"{split}, fold {fold}" if data_set.folds > 1 else split
-        try:
-            source = open_source(name, root, split=split, fold=fold, splits=splits, cache_dir=cache_dir)
-        except VatError as error:
-            missing.setdefault(str(error), []).append(title)
-            continue
+    for title, source in _open_parts(report, data_set, name, root, splits, cache_dir).items():
         _describe(report, title, source, shots)
         if isinstance(source, SegmentationSource):
+            report.problems += source.broken
             for entry in source.entries:  # folds share entries
                 steps.setdefault(entry, partial(_check_entry, source, *entry, quick))
         else:
             sizes = lru_cache(maxsize=None)(image_size if quick else _decoded_size)  # pairs share images
             for row in range(len(source)):
-                steps[split, row] = partial(_check_pair, source, row, sizes)
-    report.missing = [
-        f"{'every split' if len(titles) == len(parts) else '; '.join(titles)}: {error}"
-        for error, titles in missing.items()
-    ]
+                steps[title, row] = partial(_check_pair, source, row, sizes)
     report.checked = len(steps)
     for step in progress(list(steps.values()), "Reading"):
         try:
@@ -90,6 +81,43 @@ def check(
             report.problems.append(str(error))
     report.problems = list(dict.fromkeys(report.problems))
     return report
+
+
+def _open_parts(
+    report: CheckReport,
+    data_set: DataSet,
+    name: str,
+    root: str | Path,
+    splits: str | Path | None,
+    cache_dir: str | Path | None,
+) -> dict[str, SegmentationSource | PairSource]:
+    """By title whatever can be opened; what cannot is noted in the report."""
+    sources: dict[str, SegmentationSource | PairSource] = {}
+    failed: dict[str, list[str]] = {}
+    parts = _parts(data_set)
+    for split, fold in parts:
+        title = f"{split}, fold {fold}" if data_set.folds > 1 else split
+        try:
+            sources[title] = open_source(name, root, split=split, fold=fold, splits=splits, cache_dir=cache_dir)
+        except VatError as error:
+            failed.setdefault(str(error), []).append(title)
+    lines = [
+        f"{'every split' if len(titles) == len(parts) else '; '.join(titles)}: {error}"
+        for error, titles in failed.items()
+    ]
+    if not sources and splits is None and _whole(data_set):
+        try:
+            sources["all"] = open_source(name, root, split="all", cache_dir=cache_dir)
+            report.notes, lines = lines, []
+        except VatError as error:
+            lines = [f"every split: {error}"]
+    report.missing = lines
+    return sources
+
+
+def _whole(data_set: DataSet) -> bool:
+    """Whether it can be used without being divided, as folders of one or two classes are."""
+    return data_set.folds == 1 and "all" in data_set.parts
 
 
 def _parts(data_set: DataSet) -> list[tuple[str, int]]:

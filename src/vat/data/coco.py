@@ -6,10 +6,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from vat.data.lists import MIN_AREA, cached_json, find_list, progress, read_plain_pickle
+from vat.data.lists import MIN_AREA, cached_json, find_list, labels_of_masks, progress, read_plain_pickle
 from vat.data.segmentation import Entry, SegmentationSource, locate, note_absent
 from vat.errors import VatError
 from vat.images import read_mask
+from vat.predict.masks import from_rle
 
 COCO_CLASSES = (  # noqa: SIM905  (a list of strings would take eighty lines)
     "person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, "
@@ -38,7 +39,7 @@ def _rle() -> Any:
 class CocoSource(SegmentationSource):
     """COCO-20i: fold i tests on class indices i, i+4, i+8, ... of 0..79 and trains on the other sixty.
 
-    Masks come from `annotations/{train,val}2014/<image>.png` (class index + 1) where that folder exists,
+    Masks come from `annotations/{train,val}2014/<image>.png` (class index + 1) where that folder holds any,
     otherwise from `annotations/instances_{train,val}2014.json`. All objects of a class, crowds included, make
     its mask. Names are paths like `val2014/COCO_val2014_000000000042.jpg`.
     """
@@ -54,7 +55,7 @@ class CocoSource(SegmentationSource):
         class_ids = [c for c in range(80) if (c in held_out) == (split != "train")]
         classes = {class_id: COCO_CLASSES[class_id] for class_id in class_ids}
         part, folder = ("trn", "train2014") if split == "train" else ("val", "val2014")
-        self._indices: dict[str, Index] = {}  # by image folder; filled here, so that workers inherit and share them
+        self._masks: dict[str, Path | Index] = {}  # by image folder; filled here, so that workers inherit and share it
 
         path = find_list(splits, "coco", f"{part}/fold{fold}.pkl")
         if path is not None:
@@ -65,30 +66,34 @@ class CocoSource(SegmentationSource):
         present: set[str] = set()
         for sub in sorted({name.split("/")[0] for name, _ in listed}):
             if (self.root / sub).is_dir():
-                present |= {f"{sub}/{file.name}" for file in (self.root / sub).iterdir()}
-                self._annotations(sub)
+                found = self._annotations(sub)
+                masked = {path.stem for path in found.iterdir()} if isinstance(found, Path) else None
+                images = (self.root / sub).iterdir()
+                present |= {f"{sub}/{path.name}" for path in images if masked is None or path.stem in masked}
         entries = [(name, class_id) for name, class_id in listed if name in present]
         super().__init__(classes, entries, rule, note_absent(len(listed) - len(entries), len(listed), self.root))
 
     def _annotations(self, folder: str) -> Path | Index:
         """The folder of class-id PNGs of an image folder or, without one, the index of its JSON."""
-        pngs = self.root / "annotations" / folder
-        if pngs.is_dir():
+        if folder not in self._masks:
+            self._masks[folder] = self._find_annotations(folder)
+        return self._masks[folder]
+
+    def _find_annotations(self, folder: str) -> Path | Index:
+        pngs, path = self.root / "annotations" / folder, self.root / "annotations" / f"instances_{folder}.json"
+        if any(pngs.glob("*.png")):
             return pngs
-        if folder not in self._indices:
-            path = self.root / "annotations" / f"instances_{folder}.json"
-            if not path.is_file():
-                raise VatError(f"'{path.parent}' has neither a folder '{folder}' of class-id PNGs nor '{path.name}'.")
-            key = ("coco-json", path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
-            self._indices[folder] = cached_json(key, self.cache_dir, lambda: _index_instances(path))
-        return self._indices[folder]
+        if not path.is_file():
+            raise VatError(f"'{path.parent}' has neither a folder '{folder}' of class-id PNGs nor '{path.name}'.")
+        key = ("coco-json", path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
+        index: Index = cached_json(key, self.cache_dir, lambda: _index_instances(path))
+        return index
 
     def _derive(self, folder: str) -> list[Entry]:
         found = self._annotations(folder)
         if isinstance(found, Path):
-            key = ("coco-png", found.resolve(), found.stat().st_mtime_ns, MIN_AREA)
-            by_stem = cached_json(key, self.cache_dir, lambda: _classes_of_pngs(found))
-            return [(f"{folder}/{stem}.jpg", c) for stem, indices in by_stem.items() for c in indices]
+            by_stem, self.broken = labels_of_masks(found, self.cache_dir)
+            return [(f"{folder}/{stem}.jpg", label - 1) for stem, labels in by_stem.items() for label in labels]
         return [
             (f"{folder}/{name}", int(c))
             for name, (height, width, codes) in found.items()
@@ -105,11 +110,10 @@ class CocoSource(SegmentationSource):
         return (found / file_name).with_suffix(".png") if isinstance(found, Path) else None
 
     def read_labels(self, name: str, class_id: int) -> tuple[np.ndarray, np.ndarray | None]:
-        path = self.mask_path(name)
-        if path is not None:
-            return read_mask(path) == class_id + 1, None
         folder, _, file_name = name.partition("/")
-        found = self._indices[folder]
+        found = self._annotations(folder)
+        if isinstance(found, Path):
+            return read_mask((found / file_name).with_suffix(".png")) == class_id + 1, None
         if file_name not in found:
             raise VatError(f"'instances_{folder}.json' has no annotation of the listed image '{name}'.")
         height, width, codes = found[file_name]
@@ -128,14 +132,6 @@ def _read_lists(path: Path, classes: dict[int, str]) -> list[Entry]:
     return [(name, index) for index, names in sorted(lists.items()) if index in classes for name in names]
 
 
-def _classes_of_pngs(folder: Path) -> dict[str, list[int]]:
-    found = {}
-    for path in progress(sorted(folder.glob("*.png")), f"Reading the masks of {folder.name} once"):
-        areas = np.bincount(read_mask(path).ravel(), minlength=256)
-        found[path.stem] = [c for c in range(80) if areas[c + 1] >= MIN_AREA]
-    return found
-
-
 def _index_instances(path: Path) -> Index:
     instances = _read_instances(path)
     parts: dict[str, dict[int, list[Any]]] = {}
@@ -144,26 +140,40 @@ def _index_instances(path: Path) -> Index:
         images = {image["id"]: (image["file_name"], image["height"], image["width"]) for image in instances["images"]}
         for annotation in progress(instances["annotations"], f"Indexing {path.name} once"):
             name, height, width = images[annotation["image_id"]]
-            shapes = _rle().frPyObjects(annotation["segmentation"], height, width)
             of_class = parts.setdefault(name, {}).setdefault(index_of[annotation["category_id"]], [])
-            of_class.extend(shapes if isinstance(shapes, list) else [shapes])  # a crowd is one shape
-    except (KeyError, TypeError, ValueError) as error:
-        raise VatError(f"'{path}' is not a COCO instances file: {type(error).__name__} {error}.") from None
+            of_class.extend(_shapes(annotation["segmentation"], height, width, f"The mask of '{name}' in '{path}'"))
+    except VatError:
+        raise
+    except Exception as error:  # pycocotools raises any type on what it does not know, and Exception itself
+        reason = f"{type(error).__name__} {str(error)[:80]}"
+        raise VatError(f"'{path}' is not a COCO instances file: {reason}.") from None
     return {
         name: (
             height,
             width,
-            {str(c): _rle().merge(shapes)["counts"].decode() for c, shapes in parts[name].items()},
+            {str(c): _rle().merge(shapes)["counts"].decode() for c, shapes in parts[name].items() if shapes},
         )
         for name, height, width in images.values()
         if name in parts
     }
 
 
+def _shapes(segmentation: Any, height: int, width: int, where: str) -> list[Any]:
+    """Run-length codes of an object's polygons, of which some are mere points or lines, or of its run lengths (of
+    crowds, and of all that some tools write)."""
+    if isinstance(segmentation, list):
+        polygons = [polygon for polygon in segmentation if len(polygon) >= 6]
+        return list(_rle().frPyObjects(polygons, height, width)) if polygons else []
+    mask = from_rle(segmentation, where)
+    if mask.shape != (height, width):
+        raise VatError(f"{where} is {mask.shape[1]}x{mask.shape[0]} px, but the image {width}x{height}.")
+    return [_rle().encode(np.asfortranarray(mask, dtype=np.uint8))]
+
+
 def _read_instances(path: Path) -> dict[str, Any]:
     try:
         instances = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VatError(f"'{path}' is not valid JSON ({error}); download it again.") from None
     for part in ("images", "annotations", "categories"):
         if not isinstance(instances, dict) or not isinstance(instances.get(part), list):

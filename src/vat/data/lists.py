@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 
 from vat.errors import VatError
+from vat.images import read_mask
 
 T = TypeVar("T")
 
@@ -75,10 +77,22 @@ def find_list(splits: Path | None, dataset: str, part: str) -> Path | None:
     raise VatError(f"The folder '{splits}' has no list '{dataset}/{part}'; leave --splits out to derive one.")
 
 
+def visible(folder: Path) -> list[Path]:
+    """What a folder holds, sorted, without what systems leave there: .DS_Store, ._1.jpg, __MACOSX."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")))
+
+
+def state_of(folder: Path) -> tuple[int, int, int]:
+    """Number, newest change and total size of a folder's files: another triple once one of them was replaced."""
+    with os.scandir(folder) as entries:
+        files = [entry.stat() for entry in entries if entry.is_file()]
+    return len(files), max((file.st_mtime_ns for file in files), default=0), sum(file.st_size for file in files)
+
+
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file without blanks."""
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except FileNotFoundError:
         raise VatError(f"There is no list '{path}'.") from None
     except UnicodeDecodeError:
@@ -87,7 +101,7 @@ def read_lines(path: Path) -> list[str]:
 
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Sort key under which `2` comes before `10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def progress(steps: Sequence[T], text: str) -> Iterable[T]:
@@ -111,6 +125,26 @@ def share_classes(names: Iterable[str], split: str, shares: tuple[float, float] 
     bounds = {"train": (0, val_from), "val": (val_from, test_from), "test": (test_from, count)}
     first, end = bounds[split]
     return sorted(shuffled[first:end], key=natural_order)
+
+
+def labels_of_masks(folder: Path, cache_dir: Path | None) -> tuple[dict[str, list[int]], list[str]]:
+    """By stem of every PNG of class ids those that cover enough pixels to be listed; and of each that cannot be read,
+    why. Read once, and again when any file of the folder has changed."""
+
+    def read() -> dict[str, Any]:
+        listed, broken = {}, []
+        masks = [path for path in visible(folder) if path.suffix == ".png"]
+        for path in progress(masks, f"Reading the masks of {folder.name} once"):
+            try:
+                areas = np.bincount(read_mask(path).ravel(), minlength=256)
+            except VatError as error:
+                broken.append(str(error))
+            else:
+                listed[path.stem] = [label for label in range(1, 255) if areas[label] >= MIN_AREA]
+        return {"listed": listed, "broken": broken}
+
+    found = cached_json(("masks", folder.resolve(), *state_of(folder), MIN_AREA), cache_dir, read)
+    return found["listed"], found["broken"]
 
 
 def cached_json(key: Iterable[object], cache_dir: Path | None, make: Callable[[], Any]) -> Any:

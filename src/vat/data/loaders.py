@@ -103,8 +103,15 @@ def task_of(name: str) -> Literal["episodes", "pairs"]:
     return find(name).task
 
 
+def parts_of(name: str) -> tuple[str, ...]:
+    """The splits of a data set."""
+    return DataSet.parts if name in SYNTHETIC else find(name).parts
+
+
 def find(name: str) -> DataSet:
     """The data set on disk that a name stands for."""
+    if name in SYNTHETIC:
+        raise VatError(f"'{name}' is drawn as it is needed: there are no files of it.")
     if name not in DATA_SETS:
         raise VatError(f"There is no data set '{name}'; choose one of {', '.join(names())}.")
     return DATA_SETS[name]

@@ -5,8 +5,8 @@ A source lists (image, class) entries and loads one at a time; it knows nothing 
 
 import zlib
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
@@ -16,20 +16,22 @@ from PIL import Image
 from vat.data.lists import (
     MIN_AREA,
     PARTS,
-    cached_json,
     find_list,
+    labels_of_masks,
     natural_order,
-    progress,
     read_lines,
     share_classes,
+    visible,
 )
 from vat.errors import VatError
 from vat.images import IMAGE_SUFFIXES, image_size, read_image, read_mask
+from vat.predict.masks import read_any_mask
 
 Entry: TypeAlias = tuple[str, int]
 """Name of an image and the class it is listed for."""
 
 VOID = 255
+LAYOUTS = "a class is a folder with images/1.jpg and masks/1.png, or with 1.jpg and 1.png side by side"
 PHOTO_SUFFIXES = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix != ".png")  # beside masks in FSS-1000
 
 PASCAL_CLASSES = (  # noqa: SIM905  (a list of strings would take twenty lines)
@@ -46,17 +48,21 @@ class SegmentationSource(ABC):
         entries: (name, class id) in list order.
         split_rule: in words, where the list comes from.
         notes: what was left out, one sentence each.
+        broken: of each mask that lists could not be derived from, why.
         test_protocol: how test episodes choose the query: "in order" k mod n; "random" class, then image;
             "every image" once.
     """
 
     test_protocol: ClassVar[Literal["in order", "random", "every image"]]
+    broken: Sequence[str] = ()
 
     def __init__(self, classes: dict[int, str], entries: Iterable[Entry], split_rule: str, notes: Iterable[str] = ()):
         self.classes = classes
-        self.entries = list(entries)
+        self.entries = list(dict.fromkeys(entries))  # an image listed twice would be its own support
         self.split_rule = split_rule
         self.notes = list(notes)
+        if self.broken:
+            self.notes.append(f"{len(self.broken)} masks cannot be read and are left out; `vat data check` names them.")
         self._items: dict[int, list[str]] = defaultdict(list)
         for name, class_id in self.entries:
             self._items[class_id].append(name)
@@ -125,19 +131,20 @@ class PascalSource(SegmentationSource):
         if splits is not None:
             parts = {"train": ["trn"], "all": ["trn", "val"]}.get(split, ["val"])
             lists = [find_list(splits, "pascal", f"{part}/fold{f}.txt") for part in parts for f in folds]
-            lines = [_parse_entry(line, path) for path in lists if path for line in read_lines(path)]
-            listed = list(dict.fromkeys(lines))
+            listed = [_parse_entry(line, path) for path in lists if path for line in read_lines(path)]
             rule = f"published lists {'+'.join(parts)}/fold{{{','.join(map(str, folds))}}}.txt"
         else:
             listed, rule = self._derive(split, classes, cache_dir)
-        present = _stems(self.root / "JPEGImages") & _stems(self.masks)
-        entries = [(name, class_id) for name, class_id in listed if class_id in classes and name in present]
-        notes += note_absent(len(listed) - len(entries), len(listed), self.root)
+        wanted = [entry for entry in listed if entry[1] in classes]
+        if len(wanted) < len(listed):
+            notes.append(f"{len(listed) - len(wanted)} listed entries are of classes of other folds and are left out.")
+        present = _stems(self.root / "JPEGImages", ".jpg") & _stems(self.masks, ".png")
+        entries = [entry for entry in wanted if entry[0] in present]
+        notes += note_absent(len(wanted) - len(entries), len(wanted), self.root)
         super().__init__(classes, entries, rule, notes)
 
     def _derive(self, split: str, classes: dict[int, str], cache_dir: Path | None) -> tuple[list[Entry], str]:
-        key = ("pascal", self.masks.resolve(), self.masks.stat().st_mtime_ns, MIN_AREA)
-        listed = cached_json(key, cache_dir, self._listed_classes)
+        listed, self.broken = labels_of_masks(self.masks, cache_dir)
         val_list = self.root / "ImageSets" / "Segmentation" / "val.txt"
         if val_list.is_file():
             val = set(read_lines(val_list))
@@ -148,14 +155,6 @@ class PascalSource(SegmentationSource):
         wanted = {name: ids for name, ids in listed.items() if split == "all" or (name in val) == (split != "train")}
         entries = [(name, c) for name in sorted(wanted) for c in wanted[name] if c in classes]
         return entries, f"derived: {what} for validation, the rest to train on; classes from {MIN_AREA} px on"
-
-    def _listed_classes(self) -> dict[str, list[int]]:
-        """Classes of every mask that cover enough pixels to be listed."""
-        found = {}
-        for path in progress(sorted(self.masks.glob("*.png")), "Reading the masks once"):
-            areas = np.bincount(read_mask(path).ravel(), minlength=256)
-            found[path.stem] = [class_id for class_id in range(1, 21) if areas[class_id] >= MIN_AREA]
-        return found
 
     def image_path(self, name: str) -> Path:
         return self.root / "JPEGImages" / f"{name}.jpg"
@@ -176,8 +175,7 @@ class FolderSource(SegmentationSource):
 
     Args:
         dataset: name of the folder of lists inside `splits`.
-        threshold: brightness from which a mask pixel is foreground; None decides per mask: 128, or any
-            non-zero value where the mask stays below 128 (0/1 and palette masks).
+        threshold: brightness from which a mask pixel is foreground; None reads masks of every form as examples are.
     """
 
     test_protocol = "every image"
@@ -193,21 +191,20 @@ class FolderSource(SegmentationSource):
         self.threshold = threshold
         self._files: dict[str, tuple[Path, Path]] = {}
         root = locate(root)
-        names = sorted((path.name for path in root.iterdir() if path.is_dir()), key=natural_order)
-        if not names:
-            raise VatError(f"'{root}' has no class folders; it needs <class>/images and <class>/masks, or FSS-1000's.")
+        names = sorted((path.name for path in visible(root) if path.is_dir()), key=natural_order)
         ids = {name: class_id for class_id, name in enumerate(names)}
+        if not names:
+            raise VatError(f"'{root}' has no class folders; {LAYOUTS}.")
         wanted, rule = self._split_classes(names, split, splits, dataset)
         notes = note_absent(sum(name not in ids for name in wanted), len(wanted), root, "classes")
-        unmasked = 0
+        left_out: Counter[str] = Counter()
         for name in wanted:
             if name in ids:
-                unmasked += self._add_class(root / name)
-        if unmasked:
-            notes.append(f"{unmasked} images have no mask and are left out.")
+                left_out += self._add_class(root / name)
+        notes += [f"{count} images {reason} and are left out." for reason, count in left_out.items()]
         entries = [(item, ids[item.split("/")[0]]) for item in self._files]
         if not entries:
-            raise VatError(f"No image with a mask was found for the '{split}' classes under '{root}'.")
+            raise VatError(f"No image with a mask was found for the '{split}' classes under '{root}'; {LAYOUTS}.")
         super().__init__({ids[name]: name for name in wanted if name in ids}, entries, rule, notes)
 
     @staticmethod
@@ -216,20 +213,28 @@ class FolderSource(SegmentationSource):
             return names, "every class"
         path = find_list(splits, dataset, f"{PARTS[split]}.txt")
         if path is not None:
-            return read_lines(path), f"list {dataset}/{path.name}"
+            return list(dict.fromkeys(read_lines(path))), f"list {dataset}/{path.name}"
         rule = "derived: classes shuffled by checksum, 52 / 24 / 24 % for train / val / test"
         return share_classes(names, split), rule
 
-    def _add_class(self, folder: Path) -> int:
-        """Register the image-mask pairs of a class; returns how many images have no mask."""
+    def _add_class(self, folder: Path) -> Counter[str]:
+        """Register the image-mask pairs of a class; returns why images are left out, and how many."""
         if (folder / "images").is_dir():
-            images, masks = _by_stem(folder / "images"), _by_stem(folder / "masks")
+            images, masks = _pictures(folder / "images"), _pictures(folder / "masks")
         else:
-            images, masks = _by_stem(folder, PHOTO_SUFFIXES), _by_stem(folder, (".png",))
-        for stem in sorted(images, key=natural_order):
-            if stem in masks:
-                self._files[f"{folder.name}/{stem}"] = (images[stem], masks[stem])
-        return sum(stem not in masks for stem in images)
+            images, masks = _pictures(folder, PHOTO_SUFFIXES), _pictures(folder, (".png",))
+        masks.sort(key=lambda mask: mask.suffix.lower() == ".png")  # the last of a name counts: a PNG, if there is one
+        mask_of = {mask.stem: mask for mask in masks}
+        left_out: Counter[str] = Counter()
+        for image in sorted(images, key=lambda image: natural_order(image.stem)):
+            name = f"{folder.name}/{image.stem}"
+            if image.stem not in mask_of:
+                left_out["have no mask"] += 1
+            elif name in self._files:
+                left_out["are named like another but for the ending"] += 1
+            else:
+                self._files[name] = (image, mask_of[image.stem])
+        return left_out
 
     def image_path(self, name: str) -> Path:
         return self._files[name][0]
@@ -242,8 +247,7 @@ class FolderSource(SegmentationSource):
         path = self.mask_path(name)
         if self.threshold is not None:
             return read_mask(path, threshold=self.threshold).astype(bool)
-        labels = read_mask(path)
-        return labels >= (128 if labels.max() >= 128 else 1)
+        return read_any_mask(path, image_size(path))
 
     def read_labels(self, name: str, class_id: int) -> tuple[np.ndarray, np.ndarray | None]:
         if name.partition("/")[0] != self.classes[class_id]:  # an image of another folder shows nothing of the class
@@ -270,16 +274,16 @@ def note_absent(absent: int, total: int, root: Path, what: str = "entries") -> l
 
 def _parse_entry(line: str, path: Path) -> Entry:
     name, _, class_id = line.partition("__")
-    if not class_id.isdigit():
+    if not class_id.isdecimal():
         raise VatError(f"The line '{line}' of '{path}' is not of the form 2007_000123__15.")
+    if not 1 <= int(class_id) <= len(PASCAL_CLASSES):
+        raise VatError(f"The line '{line}' of '{path}' has class {int(class_id)}; PASCAL has classes 1..20.")
     return name, int(class_id)
 
 
-def _stems(folder: Path) -> set[str]:
-    return {path.stem for path in folder.iterdir()}
+def _stems(folder: Path, suffix: str) -> set[str]:
+    return {path.stem for path in folder.iterdir() if path.suffix == suffix}
 
 
-def _by_stem(folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> dict[str, Path]:
-    if not folder.is_dir():
-        return {}
-    return {path.stem: path for path in folder.iterdir() if path.suffix.lower() in suffixes}
+def _pictures(folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> list[Path]:
+    return [path for path in visible(folder) if path.suffix.lower() in suffixes] if folder.is_dir() else []
