@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import data_fakes as fakes
-from vat.data import PairDataset, build, collate, keypoint_flow, transfer_points
+from vat.data import PairDataset, build, collate, keypoint_flow, open_source, transfer_points
 from vat.errors import VatError
 
 GOLDEN = Path(__file__).parent / "golden" / "keypoints.npz"
@@ -119,6 +119,18 @@ def test_pfpascal_leaves_hidden_points_out_and_flips_what_the_list_says(tmp_path
         torch.testing.assert_close(mirrored[f"{side}_kps"][:3, 1], straight[f"{side}_kps"][:3, 1])
 
 
+def test_pfpascal_tables_with_key_points_of_their_own(tmp_path: Path) -> None:
+    root = fakes.pfpascal(tmp_path)
+    row = "PF-dataset-PASCAL/JPEGImages/two.jpg, PF-dataset-PASCAL/JPEGImages/one.jpg, 2, 10;20, 10;20, 1;2, 1;2"
+    fakes.write(root / "test_pairs.csv", f"source_image,target_image,class,XA,YA,XB,YB\n{row}")
+    sample = pairs("pfpascal", root, split="test")[0]
+    assert sample["n_points"] == 3
+    for end, sentence in (("2,yes", "has 'yes' for its flip"), ("cat", "has class 'cat'")):
+        fakes.write(root / "trn_pairs.csv", f"source_image,target_image,class,flip\ntwo.jpg,one.jpg,{end}")
+        with pytest.raises(VatError, match=sentence):
+            pairs("pfpascal", root, split="train")[0]
+
+
 def test_pfwillow(tmp_path: Path) -> None:
     sample = pairs("pfwillow", fakes.pfwillow(tmp_path), split="test")[0]
     assert sample["n_points"] == 10
@@ -210,3 +222,11 @@ def test_bad_tables_and_annotations_get_a_sentence(tmp_path: Path) -> None:
     (root / "val_pairs.csv").unlink()
     with pytest.raises(VatError, match=r"no list .*val_pairs\.csv"):
         pairs("pfpascal", root, split="val")
+
+
+def test_hidden_files_are_no_photos(tmp_path: Path) -> None:
+    root = fakes.fss(tmp_path)
+    before = open_source("warped", root, split="train").image_paths()
+    for place in (root, root / "a"):
+        fakes.write(place / "._1.jpg", "x")
+    assert open_source("warped", root, split="train").image_paths() == before

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vat.data.lists import natural_order
+from vat.data.lists import natural_order, visible
 from vat.data.matlab import read_mat
 from vat.data.pairs import Pair, PairSource
 from vat.data.segmentation import FolderSource, locate
@@ -51,11 +51,11 @@ class CaltechSource(PairSource):
 
     def _contoured_images(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for folder in sorted((self.root / "101_ObjectCategories").iterdir()):
+        for folder in visible(self.root / "101_ObjectCategories"):
             stems = [
                 path.stem for path in folder.glob("image_*.jpg") if self._contour_path(folder.name, path.stem).is_file()
             ]
-            if folder.name != "BACKGROUND_Google":
+            if folder.is_dir() and folder.name != "BACKGROUND_Google":
                 found[folder.name] = [f"{folder.name}/{stem}" for stem in sorted(stems, key=natural_order)]
         return found
 

@@ -31,7 +31,9 @@ def read_mat(path: Path, key: str) -> np.ndarray:
     except FileNotFoundError:
         raise VatError(f"There is no annotation '{path}'.") from None
     try:
-        order = {b"IM": "<", b"MI": ">"}[content[HEADER - 2 : HEADER]]
+        order = {b"IM": "<", b"MI": ">"}.get(content[HEADER - 2 : HEADER])
+        if order is None:
+            raise ValueError("it has another header")
         for kind, data in _elements(content[HEADER:], order):
             if kind == COMPRESSED:
                 kind, data = next(_elements(_unpacked(data), order))

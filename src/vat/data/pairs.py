@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from vat.data.lists import PARTS, read_lines
+from vat.data.lists import PARTS, read_lines, visible
 from vat.data.matlab import read_mat
 from vat.data.segmentation import PASCAL_CLASSES, locate, note_absent
 from vat.errors import VatError
@@ -94,7 +94,7 @@ class SPairSource(PairSource):
         return len(self.names)
 
     def image_paths(self) -> list[Path]:
-        return sorted((self.root / "JPEGImages").glob("*/*.jpg"))
+        return sorted(path for path in (self.root / "JPEGImages").glob("*/*.jpg") if path.name[0] != ".")
 
     def pair(self, index: int) -> Pair:
         path = self.root / "PairAnnotation" / self.part / f"{self.names[index]}.json"
@@ -138,13 +138,16 @@ class PFPascalSource(PairSource):
         return len(self.rows)
 
     def image_paths(self) -> list[Path]:
-        return sorted((self.root / "JPEGImages").iterdir())
+        return visible(self.root / "JPEGImages")
 
     def pair(self, index: int) -> Pair:
         source, target, number, *rest = self.rows[index]
-        class_id = int(number) - 1  # the tables count classes from 1
+        class_id = int(number) - 1 if number.isdecimal() else -1  # the tables count classes from 1
         if class_id not in self.classes:
-            raise VatError(f"The pair '{source}', '{target}' has class {number}; PF-PASCAL has classes 1..20.")
+            raise VatError(f"The pair '{source}', '{target}' has class '{number}'; PF-PASCAL has classes 1..20.")
+        flip = rest[0] if len(rest) == 1 else "0"  # tables of other works go on with the key points
+        if flip not in ("0", "1"):
+            raise VatError(f"The pair '{source}', '{target}' has '{flip}' for its flip; it is 0 or 1.")
         category = self.classes[class_id]
         target_path, source_path = (self.root / "JPEGImages" / Path(name).name for name in (target, source))
         target_points, source_points = (self._keypoints(category, path.stem) for path in (target_path, source_path))
@@ -159,7 +162,7 @@ class PFPascalSource(PairSource):
             target_points[shown],
             source_points[shown],
             "image",
-            flip=bool(rest and int(rest[0])),
+            flip=flip == "1",
         )
 
     def _keypoints(self, category: str, stem: str) -> np.ndarray:
@@ -219,7 +222,7 @@ def _points(values: object) -> np.ndarray:
 
 def _read_table(path: Path, columns: int) -> list[list[str]]:
     """Rows of a CSV file below its header."""
-    rows = list(csv.reader(read_lines(path)))[1:]
+    rows = list(csv.reader(read_lines(path), skipinitialspace=True))[1:]
     for row in rows:
         if len(row) < columns:
             raise VatError(f"'{path}' has a row with {len(row)} instead of {columns} columns: {','.join(row)[:60]}")

@@ -39,7 +39,7 @@ class PhotoSource(PairSource):
             raise VatError(f"There is no data folder '{root}'.")
         stems: dict[Path, Path] = {}
         for path in sorted(root.rglob("*")):
-            if path.suffix.lower() in IMAGE_SUFFIXES and path.suffix.lower() != ".png":
+            if path.suffix.lower() in IMAGE_SUFFIXES and path.suffix.lower() != ".png" and path.name[0] != ".":
                 stems[path.with_suffix("")] = path
         names = [str(path.relative_to(root)) for path in stems.values()]
         if not names:
