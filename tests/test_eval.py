@@ -1,5 +1,6 @@
 """Evaluation: the numbers are those of the metrics, and nothing but the settings changes them."""
 
+import io
 import json
 import subprocess
 import sys
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from lightning import Fabric
+from rich.console import Console
 from torch import nn
 
+import data_fakes as fakes
 import vat
 from small import small
 from vat.cli import main
+from vat.cli.evaluate import printable
 from vat.data import build, collate
 from vat.evaluation import evaluate
 from vat.evaluation.correspondence import carry_mask
@@ -227,6 +231,30 @@ def test_records_of_other_settings_are_not_mixed_in(model, fabric, tmp_path):
         evaluate(model, Episodes(length=2), flip=True, fabric=fabric, out=tmp_path)
 
 
+def test_records_of_another_model_are_told_in_one_sentence(model, fabric, tmp_path):
+    evaluate(small().eval(), Episodes(length=1), fabric=fabric, out=tmp_path)
+    with pytest.raises(vat.VatError, match=r"another evaluation \(.*; and \d+ more\)") as stop:
+        evaluate(model, Episodes(length=1), fabric=fabric, out=tmp_path)
+    assert len(str(stop.value)) < 500
+
+
+def test_mended_masks_are_not_taken_for_what_was_measured(model, fabric, tmp_path):
+    """Nor is another folder with the same names."""
+    root, out = fakes.folder(tmp_path / "mine", classes="a"), tmp_path / "out"
+
+    def measured():
+        data = build("folder", root, split="all", image_size=SIZE)
+        return evaluate(model, data, fabric=fabric, out=out)
+
+    measured()
+    assert measured().resumed == 3
+    mask = fakes.box_mask(1)
+    mask[:5] = 1
+    fakes.save(mask, root / "a/masks/im1.png")
+    with pytest.raises(vat.VatError, match=r"data\.contents_sha256 is .*choose another folder with --out"):
+        measured()
+
+
 class Damaged(Episodes):
     """The third image cannot be read."""
 
@@ -270,6 +298,30 @@ def test_points_and_masks_follow_the_flow(fabric, flip):
     assert wrong["transfer"]["iou"] == 0.0
 
 
+class Bare(Pairs):
+    """Pairs of which none, or not the first, shows a key point twice."""
+
+    def __init__(self, pointed):
+        super().__init__()
+        self.pointed = pointed
+
+    def __getitem__(self, index):
+        sample = {name: value for name, value in super().__getitem__(index).items() if not name.endswith("_mask")}
+        return sample if index in self.pointed else sample | {"n_points": torch.tensor(0)}
+
+
+def test_pairs_without_points_count_nowhere(fabric):
+    said = []
+    report = evaluate(
+        Shift(1), Bare({2}), fabric=fabric, batch_size=1, progress=lambda done, total, text: said.append(text)
+    )
+    assert said[0] == "no key points so far"
+    assert report.results["pck"]["0.1"] == 100.0
+    nothing = evaluate(Shift(1), Bare(set()), fabric=fabric)
+    assert nothing.results == {}
+    assert "| no key points | - | - | - | - |" in nothing.markdown()
+
+
 def test_a_flow_out_of_the_picture_carries_nothing():
     flow = torch.full((1, 2, 4, 4), 10.0)
     assert not carry_mask(flow, torch.ones(1, 16, 16, dtype=torch.uint8)).any()
@@ -284,6 +336,9 @@ def test_wrong_use_gets_one_sentence(model, fabric):
         evaluate(Shift(0), Episodes(), fabric=fabric)
     with pytest.raises(vat.VatError, match="majority"):
         evaluate(model, Episodes(), voting="majority", fabric=fabric)
+    for alphas in ((), (0.1, 0.0), (0.1, float("nan")), (float("inf"),), (0.1, 0.1)):
+        with pytest.raises(vat.VatError, match="give different numbers above 0"):
+            evaluate(Shift(0), Pairs(), alphas=alphas, fabric=fabric)
 
 
 def test_published_numbers_are_consistent():
@@ -309,6 +364,22 @@ def test_published_rows_match_fold_and_shots(model, fabric):
     pairs = beside(evaluate(Shift(1), Pairs(), alphas=(0.1,), fabric=fabric), "spair")
     assert ["VAT (augmented)", "55.5"] in pairs[0].rows
     assert "55.5" not in {cell for row in pairs[1].rows for cell in row}
+
+
+def test_wide_tables_lose_no_number(fabric):
+    table = beside(evaluate(Shift(1), Pairs(), alphas=(0.1,), fabric=fabric), "spair")[1]
+    for width in (40, 80, 300):
+        console = Console(width=width, file=io.StringIO())
+        parts = printable(table, width)
+        for part in parts:
+            console.print(part)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert not any("\u2026" in line for line in lines)
+        for row in table.rows:
+            shown = [word for line in lines if line.startswith(f" {row[0]} ") for word in line.split()[1:]]
+            assert shown == row[1:]
+    assert len(parts) == 1
 
 
 # -- the installed command -----------------------------------------------------------------------------------
@@ -356,6 +427,7 @@ def test_two_processes_report_what_one_reports(tmp_path):
         (["--shots", "one"], "--shots is 'one'"),
         (["--data", "pascal"], "needs the folder"),
         (["--model", "absent.safetensors"], "There is no file absent.safetensors"),
+        (["--size", "0"], "image_size is 0"),
     ],
 )
 def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, tmp_path, monkeypatch, capsys):
@@ -364,3 +436,25 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, tmp_p
         main()
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def report_of(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["vat", "eval", *map(str, arguments), "--workers", "0", "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_published_results_stand_beside_test_episodes_of_new_classes(tmp_path, monkeypatch, capsys):
+    """The built-in model has seen all of PASCAL's; its report says so. Other splits have no published results."""
+    places = ["--data", "pascal", "--root", fakes.voc(tmp_path), "--splits", tmp_path / "splits", "--episodes", 1]
+    options = ["--model", "vat-mini", *places, "--size", 64]
+    report = report_of(capsys, monkeypatch, *options, "--out", tmp_path / "test")
+    assert "VOC" in report["about"]["trained on"]
+    assert len(report["warnings"]) == 1
+    assert report["warnings"][0].startswith("KNOWN CLASSES: vat-mini")
+    assert "Beside published results" in (tmp_path / "test/report.md").read_text()
+    train = report_of(capsys, monkeypatch, *options, "--split", "train", "--out", tmp_path / "train")
+    assert train["warnings"] == []
+    assert "Beside published results" not in (tmp_path / "train/report.md").read_text()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vat.evaluation.tables import PlainTable
 
 FOLDED = ("pascal", "coco")
+HEADING = 16  # letters; longer headings of tables may be broken into lines
 
 
 def register(app: typer.Typer) -> None:
@@ -76,6 +77,7 @@ def evaluate(
     Example: vat eval --model best.safetensors --data pascal --root VOC2012 --fold 3 --shots 1,5
     """
     from vat import evaluation
+    from vat.checkpoint import notes_of
     from vat.data import build, task_of
     from vat.evaluation.published import beside
     from vat.launch import make_fabric
@@ -99,7 +101,7 @@ def evaluate(
         split=split,
         fold=fold,
         shots=max(counts),
-        image_size=image_size or network.config.image_size,
+        image_size=network.config.image_size if image_size is None else image_size,
         seed=seed,
         splits=splits,
         episodes=episodes,
@@ -135,9 +137,17 @@ def evaluate(
         "data": f"{where}, {split} split",
     }
     report.warnings = warnings
-    report.published = beside(report, data, fold)
+    if split == "test" or (split == "val" and data in FOLDED):  # with folds, the validation images are the test images
+        report.published = beside(report, data, fold)
     if report.published and (report.notes or episodes is not None):
         report.notes.append("The published results are of the whole benchmark, this run is of a part of it.")
+    if trained_on := notes_of(model).get("trained_on"):
+        report.about["trained on"] = str(trained_on)
+        if report.published and task_of(data) == "episodes":
+            report.warnings.append(
+                f"KNOWN CLASSES: {model} may have been trained on classes of this test, which the published models "
+                f"were not. Its file says: {trained_on}"
+            )
     _write(report, folder, network, dataset)
     print(json.dumps(report.as_dict(), indent=1)) if as_json else _show(report, folder)
 
@@ -188,7 +198,8 @@ def _show(report: Report, folder: Path) -> None:
     for warning in report.warnings:
         console.print(Panel(escape(warning), style="bold red"))
     for table in report.tables():
-        console.print(_rich(table))
+        for part in printable(table, console.width):
+            console.print(part)
     for name, value in report.facts():
         console.print(f"[bold]{name:10}[/bold] {escape(value)}", highlight=False)
     for note in report.notes:
@@ -196,10 +207,23 @@ def _show(report: Report, folder: Path) -> None:
     console.print(f"Written to {folder}: report.md, report.json, episodes.png, episodes.jsonl")
 
 
-def _rich(plain: PlainTable) -> Table:
-    table = Table(title=plain.title, title_justify="left", box=None)
-    for number, column in enumerate(plain.columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+def printable(plain: PlainTable, width: int) -> list[Table]:
+    """The table in parts that a terminal can show without cutting numbers off, each with the first column."""
+    unbroken = [[column[:HEADING], *column.split()] for column in plain.columns]
+    needed = [2 + max(map(len, [*head, *(row[i] for row in plain.rows)])) for i, head in enumerate(unbroken)]
+    groups: list[list[int]] = [[0]]
+    for number in range(1, len(needed)):
+        if len(groups[-1]) > 1 and sum(needed[i] for i in [*groups[-1], number]) > width:
+            groups.append([0])
+        groups[-1].append(number)
+    titles = [plain.title, *(f"{plain.title}, continued" for _ in groups[1:])]
+    return [_part(plain, title, group) for title, group in zip(titles, groups, strict=True)]
+
+
+def _part(plain: PlainTable, title: str, columns: list[int]) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    for number in columns:
+        table.add_column(plain.columns[number], justify="left" if number == 0 else "right")
     for number, row in enumerate(plain.rows):
-        table.add_row(*map(escape, row), style="bold" if number in plain.bold else None)
+        table.add_row(*(escape(row[i]) for i in columns), style="bold" if number in plain.bold else None)
     return table

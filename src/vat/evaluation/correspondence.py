@@ -32,8 +32,9 @@ class Correspondence(Protocol):
     unit = "pairs"
 
     def __post_init__(self) -> None:
-        if not self.alphas or min(self.alphas) <= 0:
-            raise VatError(f"alphas is {list(self.alphas)}; give numbers above 0, such as 0.05,0.1.")
+        usable = all(0 < alpha < math.inf for alpha in self.alphas)
+        if not self.alphas or not usable or len(set(self.alphas)) < len(self.alphas):
+            raise VatError(f"alphas is {list(self.alphas)}; give different numbers above 0, such as 0.05,0.1.")
 
     def check(self, sample: dict[str, Any]) -> None:
         if "target" not in sample:
@@ -97,7 +98,9 @@ class Correspondence(Protocol):
         results = self.results(records, {})
         if "pck" in results:
             return "PCK " + ", ".join(f"{number(value)} (@{alpha})" for alpha, value in results["pck"].items())
-        return "LT-ACC {lt_acc:.1f}, IoU {iou:.1f}".format(**results["transfer"])
+        if "transfer" in results:
+            return "LT-ACC {lt_acc:.1f}, IoU {iou:.1f}".format(**results["transfer"])
+        return "no key points so far"
 
     def quality(self, record: Record) -> float:
         """The share of correct points at the alpha nearest to 0.1, or the IoU of the carried mask."""
@@ -116,6 +119,8 @@ class Correspondence(Protocol):
         if "pck" in results:
             row = [number(results["pck"][alpha]) for alpha in alphas]
             tables.append(PlainTable("Results in percent", ["", *columns], [["all pairs", *row]]))
+        elif "transfer" not in results:
+            tables.append(PlainTable("Results in percent", ["", *columns], [["no key points", *("-" for _ in alphas)]]))
         if "transfer" in results:
             row = [number(results["transfer"][name]) for name in ("lt_acc", "iou")]
             tables.append(PlainTable("Mask transfer in percent", ["", "LT-ACC", "IoU"], [["all pairs", *row]]))

@@ -17,6 +17,7 @@ from vat.errors import VatError
 from vat.evaluation.protocol import Record
 
 FORMAT = 1
+NAMED = 4  # differences that a sentence names; another model has dozens
 
 
 class Journal:
@@ -65,7 +66,9 @@ class Journal:
         except (ValueError, KeyError, TypeError):
             raise VatError(f"{path} is damaged; start over with --restart, or choose another folder.") from None
         if there != self.header["settings"]:
-            what = "; ".join(differences(there, self.header["settings"]))
+            found = differences(there, self.header["settings"])
+            more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
+            what = "; ".join([*found[:NAMED], *more])
             raise VatError(
                 f"{path} holds episodes of another evaluation ({what}): choose another folder with --out, or "
                 "start over with --restart."

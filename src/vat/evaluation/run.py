@@ -127,15 +127,21 @@ def describe(model: nn.Module, dataset: Any, protocol: Protocol, precision: str)
 
 
 def _contents(dataset: Any) -> str:
-    """A checksum of the names that samples are drawn from."""
+    """A checksum of the names that samples are drawn from and of the sizes of their files, which change where masks are
+    mended, or another folder has the same names."""
     source = getattr(dataset, "source", None)
+    files: list[Path | None] = []
     if source is None:
         names: Any = type(dataset).__name__
     elif hasattr(source, "entries"):
         names = source.entries
+        listed = dict.fromkeys(name for name, _ in names)
+        files = [path for name in listed for path in (source.image_path(name), source.mask_path(name))]
     else:
+        files = source.image_paths()
         names = [len(source), *(path.name for path in source.image_paths())]
-    text = json.dumps([sorted(dataset.classes.items()), names])
+    sizes = [path.stat().st_size for path in files if path is not None and path.is_file()]
+    text = json.dumps([sorted(dataset.classes.items()), names, sizes])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
