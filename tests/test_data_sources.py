@@ -166,6 +166,7 @@ def test_coco_objects_in_every_form(tmp_path: Path, form: str) -> None:
         ({"size": [60, 80], "counts": "xyz"}, "COCO_val2014_000000000000.jpg' in .*instances_val2014.json' is "),
         ({"size": [6, 8], "counts": [48]}, "is 8x6 px, but the image 80x60"),
         ([["a"] * 6], "not a COCO instances file"),
+        ([[50, 10, 75, 10, 75, 2**70, 50, 50]], "has a corner far outside"),  # pycocotools would end the process
         (7, "not a COCO instances file|not a run-length code"),
     ],
 )
@@ -213,6 +214,7 @@ def test_coco_reads_published_pickles(tmp_path: Path) -> None:
         ({"categories": [{"id": 1}]}, "has 1 categories where COCO has 80"),
         ({"images": None}, "no list 'images'"),
         ({"annotations": [{"image_id": 7777}]}, "not a COCO instances file"),
+        ({"images": [{"id": 0, "file_name": "a.jpg", "height": -60, "width": -80}]}, "'a.jpg' cannot be -80x-60 px"),
     ],
 )
 def test_wrong_coco_json(tmp_path: Path, change: dict[str, object], sentence: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from vat.data.lists import MIN_AREA, cached_json, find_list, labels_of_masks, progress, read_plain_pickle
 from vat.data.segmentation import Entry, SegmentationSource, locate, note_absent
 from vat.errors import VatError
-from vat.images import read_mask
+from vat.images import MAX_PIXELS, read_mask
 from vat.predict.masks import from_rle
 
 COCO_CLASSES = (  # noqa: SIM905  (a list of strings would take eighty lines)
@@ -21,6 +21,8 @@ COCO_CLASSES = (  # noqa: SIM905  (a list of strings would take eighty lines)
     "potted plant, bed, dining table, toilet, tv, laptop, mouse, remote, keyboard, cell phone, microwave, "
     "oven, toaster, sink, refrigerator, book, clock, vase, scissors, teddy bear, hair drier, toothbrush"
 ).split(", ")
+
+MOST_COORDINATE = 1e5
 
 Index: TypeAlias = dict[str, tuple[int, int, dict[str, str]]]
 """File name -> height, width and, by class index (as text, for JSON), the run-length code of the class's
@@ -137,7 +139,7 @@ def _index_instances(path: Path) -> Index:
     parts: dict[str, dict[int, list[Any]]] = {}
     try:
         index_of = {category: i for i, category in enumerate(sorted(c["id"] for c in instances["categories"]))}
-        images = {image["id"]: (image["file_name"], image["height"], image["width"]) for image in instances["images"]}
+        images = {image["id"]: (image["file_name"], *_size_of(image)) for image in instances["images"]}
         for annotation in progress(instances["annotations"], f"Indexing {path.name} once"):
             name, height, width = images[annotation["image_id"]]
             of_class = parts.setdefault(name, {}).setdefault(index_of[annotation["category_id"]], [])
@@ -158,11 +160,20 @@ def _index_instances(path: Path) -> Index:
     }
 
 
+def _size_of(image: dict[str, Any]) -> tuple[int, int]:
+    height, width = image["height"], image["width"]
+    if not (isinstance(height, int) and isinstance(width, int) and 0 < height * width <= MAX_PIXELS and height > 0):
+        raise ValueError(f"'{image['file_name']}' cannot be {width}x{height} px large")
+    return height, width
+
+
 def _shapes(segmentation: Any, height: int, width: int, where: str) -> list[Any]:
     """Run-length codes of an object's polygons, of which some are mere points or lines, or of its run lengths (of
-    crowds, and of all that some tools write)."""
+    crowds, and of all that some tools write). Whatever would end the process in pycocotools is refused."""
     if isinstance(segmentation, list):
         polygons = [polygon for polygon in segmentation if len(polygon) >= 6]
+        if not all(abs(number) < MOST_COORDINATE for polygon in polygons for number in polygon):
+            raise VatError(f"{where} has a corner far outside of the image.")
         return list(_rle().frPyObjects(polygons, height, width)) if polygons else []
     mask = from_rle(segmentation, where)
     if mask.shape != (height, width):

@@ -149,7 +149,7 @@ class PairDataset(Dataset[dict[str, Any]]):
 
 
 def check_pair(pair: Pair, target_size: tuple[int, int], source_size: tuple[int, int]) -> None:
-    """Refuse a pair with too many key points, one outside its image, or a mask that does not fit."""
+    """Refuse a pair with too many key points, one that is none or outside its image, or a mask that does not fit."""
     if len(pair.target_points) != len(pair.source_points) or len(pair.target_points) > MAX_POINTS:
         raise VatError(
             f"The pair '{pair.target_path.name}', '{pair.source_path.name}' has "
@@ -160,7 +160,7 @@ def check_pair(pair: Pair, target_size: tuple[int, int], source_size: tuple[int,
         (pair.target_path, pair.target_points, pair.target_mask, target_size),
         (pair.source_path, pair.source_points, pair.source_mask, source_size),
     ):
-        outside = (points < -BORDER).any(axis=1) | (points > np.array([width, height]) + BORDER).any(axis=1)
+        outside = ~((points >= -BORDER) & (points <= np.array([width, height]) + BORDER)).all(axis=1)  # so is NaN
         if outside.any():
             x, y = points[outside][0]
             raise VatError(f"The key point ({x:.0f}, {y:.0f}) lies outside '{path}' ({width}x{height} px).")

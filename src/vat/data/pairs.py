@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -101,7 +101,9 @@ class SPairSource(PairSource):
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             images = self.root / "JPEGImages" / found["category"]
-            x1, y1, x2, y2 = found["src_bndbox"]
+            x1, y1, x2, y2 = map(float, found["src_bndbox"])
+            if not max(x2 - x1, y2 - y1) > 0:
+                raise ValueError("src_bndbox is empty")
             return Pair(
                 images / found["trg_imname"],
                 images / found["src_imname"],
@@ -110,15 +112,15 @@ class SPairSource(PairSource):
                 _points(found["trg_kps"]),
                 _points(found["src_kps"]),
                 "box",
-                (float(x1), float(y1), float(x2), float(y2)),
+                (x1, y1, x2, y2),
                 levels={
-                    "viewpoint": found.get("viewpoint_variation", -1),
-                    "scale": found.get("scale_variation", -1),
-                    "truncation": found.get("truncation", -1),
-                    "occlusion": found.get("occlusion", -1),
+                    "viewpoint": _level(found, "viewpoint_variation"),
+                    "scale": _level(found, "scale_variation"),
+                    "truncation": _level(found, "truncation"),
+                    "occlusion": _level(found, "occlusion"),
                 },
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise VatError(f"'{path}' is not an SPair-71k annotation ({type(error).__name__} {error}).") from None
 
 
@@ -211,6 +213,13 @@ class PFWillowSource(PairSource):
             source_points,
             "points",
         )
+
+
+def _level(annotation: dict[str, Any], key: str) -> int:
+    level = annotation.get(key, -1)
+    if level not in range(-1, 4):
+        raise ValueError(f"{key} is {str(level)[:20]}")
+    return int(level)
 
 
 def _points(values: object) -> np.ndarray:

@@ -275,9 +275,9 @@ def note_absent(absent: int, total: int, root: Path, what: str = "entries") -> l
 def _parse_entry(line: str, path: Path) -> Entry:
     name, _, class_id = line.partition("__")
     if not class_id.isdecimal():
-        raise VatError(f"The line '{line}' of '{path}' is not of the form 2007_000123__15.")
+        raise VatError(f"The line '{line[:60]}' of '{path}' is not of the form 2007_000123__15.")
     if not 1 <= int(class_id) <= len(PASCAL_CLASSES):
-        raise VatError(f"The line '{line}' of '{path}' has class {int(class_id)}; PASCAL has classes 1..20.")
+        raise VatError(f"The line '{line[:60]}' of '{path}' has class {int(class_id)}; PASCAL has classes 1..20.")
     return name, int(class_id)
 
 
