@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import data_fakes as fakes
 from vat.cli.data import app
 from vat.data import check
+from vat.data.sheet import shortened
 from vat.errors import VatError
 
 
@@ -137,6 +138,16 @@ def test_bench_prints_a_rate_for_every_augmentation(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for word in ("strong", "cats+pfenet", "memory", "episodes / s"):
         assert word in done.output
+
+
+def test_long_names_keep_their_ends() -> None:
+    name = "12: val2014/COCO_val2014_000000000042.jpg"
+    assert shortened(name, lambda text: True) == name
+    short = shortened(name, lambda text: len(text) <= 20)
+    assert len(short) == 20
+    assert short.startswith("12: va…")
+    assert short.endswith("0042.jpg")
+    assert shortened(name, lambda text: False) == ""
 
 
 def test_bench_takes_the_split_that_is_there(tmp_path: Path) -> None:

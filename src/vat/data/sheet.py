@@ -1,6 +1,6 @@
 """Contact sheets: rows of episodes or pairs with their truth drawn in, to look at before training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,16 @@ def _captioned(tile: Image.Image, text: str) -> Image.Image:
     framed = Image.new("RGB", (tile.width, tile.height + CAPTION), BACKGROUND)
     framed.paste(tile, (0, CAPTION))
     draw, font = ImageDraw.Draw(framed), ImageFont.load_default(size=12)
-    while text and draw.textlength(text, font=font) > tile.width:
-        text = text[:-2] + "…" if len(text) > 2 else ""
-    draw.text((1, 1), text, fill=INK, font=font)
+    draw.text((1, 1), shortened(text, lambda short: draw.textlength(short, font=font) <= tile.width), INK, font)
     return framed
+
+
+def shortened(text: str, fits: Callable[[str], bool]) -> str:
+    """The text, or its beginning and its end: names of files differ there."""
+    if fits(text):
+        return text
+    parts = ((kept // 3, len(text) - kept + kept // 3) for kept in range(len(text) - 1, 1, -1))
+    return next((short for head, tail in parts if fits(short := f"{text[:head]}…{text[tail:]}")), "")
 
 
 def _grid(rows: list[list[Image.Image]], columns: int) -> Image.Image:
