@@ -85,6 +85,17 @@ def test_derived_lists_are_kept_until_a_mask_changes(tmp_path: Path, monkeypatch
     assert "val_01_0.png" in left.broken[0]
 
 
+def test_an_empty_cache_variable_means_the_usual_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fakes.voc(tmp_path / "data", classes=(1,)).resolve()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    opened("pascal", root, split="all")
+    assert list(Path().iterdir()) == []
+    assert len(list((tmp_path / ".cache/vat").iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     "text",
     [

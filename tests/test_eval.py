@@ -23,6 +23,7 @@ from vat.evaluation import evaluate
 from vat.evaluation.correspondence import carry_mask
 from vat.evaluation.published import beside, published
 from vat.evaluation.run import deal
+from vat.evaluation.tables import PlainTable
 from vat.metrics import DIFFICULTY_LEVELS, FewShotIoU, MeanBoundaryAccuracy
 
 SIZE = 64
@@ -364,6 +365,11 @@ def test_published_rows_match_fold_and_shots(model, fabric):
     pairs = beside(evaluate(Shift(1), Pairs(), alphas=(0.1,), fabric=fabric), "spair")
     assert ["VAT (augmented)", "55.5"] in pairs[0].rows
     assert "55.5" not in {cell for row in pairs[1].rows for cell in row}
+
+
+def test_names_do_not_break_tables():
+    table = PlainTable("t", ["class", "IoU"], [["a|b", "1.0"]])
+    assert table.markdown().splitlines()[-1] == r"| a\|b | 1.0 |"
 
 
 def test_wide_tables_lose_no_number(fabric):

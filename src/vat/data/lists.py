@@ -152,7 +152,7 @@ def cached_json(key: Iterable[object], cache_dir: Path | None, make: Callable[[]
 
     The key should hold whatever the result depends on: paths, sizes, times of change.
     """
-    folder = cache_dir or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vat"
+    folder = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vat"
     digest = hashlib.sha256("\0".join(map(str, key)).encode()).hexdigest()[:20]
     path = folder / f"{digest}.json"
     try:

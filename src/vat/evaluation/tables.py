@@ -20,7 +20,7 @@ class PlainTable:
             for number, row in enumerate(self.rows)
         ]
         lines = [self.columns, ["---"] + ["---:"] * (len(self.columns) - 1), *cells]
-        return "\n".join(["| " + " | ".join(line) + " |" for line in lines])
+        return "\n".join(["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines])
 
 
 def number(value: float | None) -> str:
