@@ -172,6 +172,13 @@ def test_bombs_are_refused_before_decoding() -> None:
         read_image(np.zeros((20, 20, 3), np.uint8), max_pixels=100)
 
 
+def test_no_program_is_started_for_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would run Ghostscript on PostScript, whatever the file is called; a loop in it would never end."""
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
+    with pytest.raises(VatError, match="not an image in a format that can be read"):
+        read_image(as_bytes(Image.new("RGB", (8, 8)), "EPS"))
+
+
 @pytest.mark.parametrize(
     "array",
     [

@@ -31,6 +31,8 @@ ImageLike: TypeAlias = Union[str, os.PathLike[str], bytes, Image.Image, np.ndarr
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 MAX_PIXELS = 200_000_000
+DRAWN_BY_PROGRAMS = ("EPS",)
+"""Formats that Pillow hands to another program (Ghostscript), which may draw for ever: no pictures made of pixels."""
 
 # Pillow warns about odd EXIF blocks and palettes that are handled here. Appended: filters the user set win.
 warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
@@ -145,6 +147,8 @@ def _open(source: ImageLike, name: str, max_pixels: int) -> Image.Image:
                 image = Image.open(stream)
             finally:
                 Image.MAX_IMAGE_PIXELS = limit
+        if image.format in DRAWN_BY_PROGRAMS:
+            raise Image.UnidentifiedImageError
     else:
         raise VatError(f"An image is a path, bytes, a PIL image, an array or a tensor, not {type(source).__name__}.")
     if image.width * image.height > max_pixels:
