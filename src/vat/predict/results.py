@@ -19,11 +19,12 @@ import numpy as np
 from PIL import Image
 
 from vat.errors import VatError
-from vat.files import write_atomically
+from vat.files import unique_stems, write_atomically
 from vat.images import encoded, read_image
 from vat.predict.drawing import colour, draw_match, palette, side_by_side, tint
 
 UNSURE = 0.4  # matches of less confidence are drawn thin
+LONGEST_PART = 60  # bytes of a class name in a file name, which may have 255
 MESH_CELLS = 64  # a warped picture is pieced together from about as many patches a side
 
 
@@ -113,8 +114,8 @@ class Segmentation:
 
 def save_label_map(result: Segmentation, folder: Path, stem: str) -> list[Path]:
     if result.overlapping and len(result.classes) > 1:
-        maps = {f"{stem}_{_file_part(name)}.png": mask.astype(np.uint8) for name, mask in result.masks.items()}
-        return [_write(folder / name, _indexed(labels, 1)) for name, labels in maps.items()]
+        maps = zip(_file_parts(result.classes), result.masks.values(), strict=True)
+        return [_write(folder / f"{stem}_{part}.png", _indexed(mask.astype(np.uint8), 1)) for part, mask in maps]
     return [_write(folder / f"{stem}.png", _indexed(result.label_map, len(result.classes)))]
 
 
@@ -125,8 +126,8 @@ def save_overlay(result: Segmentation, folder: Path, stem: str) -> list[Path]:
 def save_probability(result: Segmentation, folder: Path, stem: str) -> list[Path]:
     several = len(result.classes) > 1
     paths = []
-    for name, values in zip(result.classes, result.probabilities, strict=True):
-        ending = f"_probability_{_file_part(name)}.png" if several else "_probability.png"
+    for part, values in zip(_file_parts(result.classes), result.probabilities, strict=True):
+        ending = f"_probability_{part}.png" if several else "_probability.png"
         paths.append(_write(folder / f"{stem}{ending}", Image.fromarray(np.round(255 * values).astype(np.uint8))))
     return paths
 
@@ -237,9 +238,10 @@ def _indexed(labels: np.ndarray, classes: int) -> Image.Image:
     return picture
 
 
-def _file_part(name: str) -> str:
-    """A class name as part of a file name."""
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+def _file_parts(classes: Sequence[str]) -> list[str]:
+    """Class names as parts of file names: short, without signs that mean something there, no two the same."""
+    plain = ("".join(c if c.isalnum() or c in "-_" else "-" for c in name) for name in classes)
+    return unique_stems(name.encode()[:LONGEST_PART].decode(errors="ignore") for name in plain)
 
 
 def _write(path: Path, content: bytes | Image.Image) -> Path:

@@ -15,7 +15,8 @@ from vat.images import image_size, read_image
 from vat.predict.supports import ONE_CLASS
 from vat.service.limits import Limits
 
-LONGEST_NAME = 100
+LONGEST_NAME = 150  # bytes: with what output files put behind it, it stays below the 255 of file systems
+LONGEST_LABEL = 100
 
 
 class Upload(bytes):
@@ -33,7 +34,7 @@ def bare_name(name: str | None) -> str:
     """The last part of a path of any system, without characters that mean something to shells or file systems."""
     last = re.split(r"[/\\]", name or "")[-1]
     harmless = re.sub(r"[^\w.+() -]", "_", last).lstrip(". ")
-    return harmless[-LONGEST_NAME:] or "upload"
+    return harmless.encode()[-LONGEST_NAME:].decode(errors="ignore") or "upload"
 
 
 @contextmanager
@@ -97,6 +98,8 @@ def paired(
     for name, photo, mask in zip(names, photos, masks, strict=True):
         if not name.strip():
             raise VatError("A label is empty; give every class a name.")
+        if len(name) > LONGEST_LABEL:
+            raise VatError(f"A label has {len(name)} characters; at most {LONGEST_LABEL} are taken.")
         pair = (check_photo(photo, limits), read_mask_file(mask, limits))
         examples.setdefault(name.strip(), []).append(pair)
     return examples
