@@ -85,7 +85,8 @@ def test_who_listens_to_others_is_warned(run, models, monkeypatch):  # noqa: F81
     run("serve", *options, "--host", "0.0.0.0", "--token", "sesame")
     assert run.err == ""
     assert listened == ["127.0.0.1", "0.0.0.0", "0.0.0.0"]
-    assert "empty" in run("serve", *options, "--token", "", code=2)
+    assert "empty" in run("serve", *options, "--token", " ", code=2)
+    assert "header" in run("serve", *options, "--token", "s\u00e9same", code=2)
 
 
 @pytest.mark.parametrize(("host", "alone"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("::", False)])

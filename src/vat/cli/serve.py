@@ -59,8 +59,12 @@ def serve(
     from vat.service.server import is_loopback
     from vat.service.server import serve as listen_and_serve
 
-    if token is not None and not token.strip():
-        raise VatError("The token is empty; give --token some characters, or leave it out.")
+    if token is not None:
+        token = token.strip()
+        if not token:
+            raise VatError("The token is empty; give --token some characters, or leave it out.")
+        if not (token.isascii() and token.isprintable()):
+            raise VatError("The token has characters that a header cannot carry; take ASCII letters, digits and signs.")
     limits = Limits(
         upload_mib=upload_mib,
         megapixels=megapixels,
