@@ -198,7 +198,13 @@ REFUSED = {
     "labels": ([*example(), query()], {"label": ["a", "b"]}, "labels"),
     "an empty label": ([*example(), query()], {"label": " "}, "label"),
     "threshold": ([*example(), query()], {"threshold": "nan"}, "threshold"),
-    "tiles": ([*example(), query()], {"tiles": "9"}, "tiles"),
+    "tiles": (
+        [*example(), query()],
+        {"tiles": "9"},
+        "'auto'; or: Input should be less",
+    ),
+    "text for a file": (example(), {"query": "photo.jpg"}, "query=@FILE"),
+    "a long label": ([*example(), query()], {"label": "x" * 101}, "at most 100"),
 }
 
 
@@ -218,6 +224,33 @@ def test_unknown_formats_and_addresses(client):
     files, accept = [*example(), query()], {"Accept": "application/zip"}
     assert "formats" in refusal(client.post("/v1/segment", files=files, data={"formats": "exe"}, headers=accept), 422)
     assert "openapi" in refusal(client.get("/v2/segment"), 404)
+
+
+@pytest.mark.parametrize("page", [False, True])
+def test_endpoints_asked_in_a_wrong_way_say_so(page):
+    with TestClient(create_app(make_service(), page=page)) as client:
+        for method, path, allowed in (
+            ("GET", "/v1/segment", "POST"),
+            ("OPTIONS", "/v1/segment", "POST"),
+            ("PUT", "/v1/supports/x", "DELETE or GET"),
+            ("POST", "/metrics", "GET"),
+        ):
+            answer = client.request(method, path)
+            assert f"takes {allowed} alone" in refusal(answer, 405)
+            assert answer.headers["allow"] == allowed.replace(" or ", ", ")
+        assert "openapi" in refusal(client.get("/v1/nothing"), 404)
+        assert client.head("/healthz").status_code == 200
+
+
+def test_names_are_short_enough_for_files(client):
+    files = [*example(0), *example(1), query(9, "\u732b" * 300 + ".png")]
+    data = {"label": ["\u72ac" * 100, "\u72ac" * 99 + "."], "formats": "probability,coco"}
+    answer = client.post("/v1/segment", files=files, data=data, headers={"Accept": "application/zip"})
+    assert answer.status_code == 200, answer.text
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        *pictures, document = archive.namelist()
+        assert len(set(pictures)) == 2  # the two classes differ only where their names are cut
+        assert json.loads(archive.read(document))["images"][0]["file_name"].endswith("\u732b.png")
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd.png", "C:\\temp\\passwd.png", "/passwd.png", "..\\../passwd.png"])

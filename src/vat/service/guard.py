@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vat.service.core import Service
-from vat.service.limits import MIB, Closing, QueueFull
+from vat.service.limits import MIB, RETRY_SECONDS, Closing, QueueFull
 
 OPEN_PATHS = ("/healthz",)
 QUEUED = "/v1/"
@@ -47,7 +47,7 @@ class Guard:
                 except QueueFull as error:
                     refusal = HTTPException(429, str(error), {"Retry-After": str(error.seconds)})
                 except Closing as error:
-                    refusal = HTTPException(503, str(error))
+                    refusal = HTTPException(503, str(error), {"Retry-After": RETRY_SECONDS})
             if refusal is None:
                 await self.app(scope, request.receive, request.send)
             else:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from vat.errors import VatError
 
 MIB = 1 << 20
+RETRY_SECONDS = "5"
+"""When to come back after a 503."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class QueueFull(VatError):  # noqa: N818  it reads as what happened
     """There is no room for another request; `seconds` is a guess of when there will be."""
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(f"The service is busy; try again in {seconds} seconds.")
+        super().__init__(f"The service is busy; try again in {seconds} second{'' if seconds == 1 else 's'}.")
         self.seconds = seconds
 
 

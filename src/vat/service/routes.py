@@ -100,6 +100,7 @@ def _add_segment(router: APIRouter, service: Service) -> None:
         stems = unique_stems([photo.name for photo in photos])
 
         def finish(i: int, result: Segmentation) -> Any:
+            result.name = photos[i].name
             if files:
                 return saved_files(result, stems[i], files)
             return result.classes, photo_masks(result, photos[i].name, encoding)
@@ -190,6 +191,8 @@ def _add_status(router: APIRouter, service: Service) -> None:
     async def health() -> Health:
         """Whether the service is up; needs no token."""
         return Health(version=vat.__version__, under_way=service.worker.busy)
+
+    router.head("/healthz", include_in_schema=False)(health)  # as `wget --spider` asks
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
