@@ -266,6 +266,10 @@ def test_large_bodies_are_refused_before_they_are_read(client, monkeypatch):
     assert "1 MiB" in refusal(client.post("/v1/segment", json=["x" * 30_000_000]), 413)
     assert "4 MiB" in refusal(client.post("/v1/segment", files=[("query", ("a", bytes(5 << 20)))]), 413)
 
+    page = client.post("/gradio_api/upload", files=[("files", ("a", bytes(5 << 20)))])
+    assert page.status_code == 404  # there is none, but a pile of photos is not too much for one
+    assert "64 MiB" in refusal(client.post("/", files=[("files", ("a", bytes(65 << 20)))]), 413)
+
     def endless():
         yield b'--x\r\nContent-Disposition: form-data; name="query"; filename="a"\r\n\r\n'
         while True:

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vat.service.core import Service
-from vat.service.limits import MIB, RETRY_SECONDS, Closing, QueueFull
+from vat.service.limits import DROP, MIB, RETRY_SECONDS, Closing, QueueFull
 
 OPEN_PATHS = ("/healthz",)
 QUEUED = "/v1/"
@@ -73,7 +73,8 @@ class _Request:
         self._scope, self._receive, self._send, self._service = scope, receive, send, service
         self.headers = Headers(scope=scope)
         self._most = most_bytes(scope, self.headers, service)
-        self._deadline = asyncio.get_running_loop().time() + service.limits.upload_seconds
+        self._seconds = service.limits.upload_seconds * _times(scope, self.headers)
+        self._deadline = asyncio.get_running_loop().time() + self._seconds
         self._bytes = 0
         self._complete = "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
         self._status = 0
@@ -86,8 +87,7 @@ class _Request:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            sentence = f"The upload took longer than {self._service.limits.upload_seconds:g} seconds."
-            raise HTTPException(408, sentence) from None
+            raise HTTPException(408, f"The upload took longer than {self._seconds:g} seconds.") from None
         self._complete = not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
         if self._bytes > self._most:
@@ -134,9 +134,16 @@ class _Request:
 
 def most_bytes(scope: Scope, headers: Headers, service: Service) -> int:
     """The longest body that may come: files may be large, text may not, except for the page's drawings."""
-    files = headers.get("content-type", "").lower().startswith("multipart/form-data")
-    text = scope["path"].startswith(QUEUED) and not files
-    return service.limits.json_bytes if text else service.limits.upload_bytes
+    text = scope["path"].startswith(QUEUED) and not _has_files(headers)
+    return service.limits.json_bytes if text else service.limits.upload_bytes * _times(scope, headers)
+
+
+def _has_files(headers: Headers) -> bool:
+    return headers.get("content-type", "").lower().startswith("multipart/form-data")
+
+
+def _times(scope: Scope, headers: Headers) -> int:
+    return DROP if _has_files(headers) and not scope["path"].startswith(QUEUED) else 1
 
 
 def too_large(most: int) -> HTTPException:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields
 from vat.errors import VatError
 
 MIB = 1 << 20
+DROP = 16
+"""What is dropped on the page at once may be so many times as large as a request, and take so many times as long: it is
+a pile of photos, which go to disk one by one."""
 RETRY_SECONDS = "5"
 """When to come back after a 503."""
 
@@ -16,7 +19,7 @@ class Limits:
     """Defaults suit a laptop and photos from a phone."""
 
     upload_mib: float = 64
-    """Of one request, all its files together."""
+    """Of one request, all its files together. Of one photo on the page: see `DROP`."""
     json_mib: float = 1
     """Of a body, or a mask, that is text: nothing of that kind needs to be long."""
     megapixels: float = 50
