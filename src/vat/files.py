@@ -43,13 +43,15 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
 
 def unique_stems(names: Iterable[str]) -> list[str]:
     """File names without their endings; what occurs again, in upper or lower case, gets a number."""
-    stems: list[str] = []
     taken: set[str] = set()
-    for name in names:
-        stem = start = Path(name).stem or "photo"
-        number = 2
-        while stem.casefold() in taken:
-            stem, number = f"{start}-{number}", number + 1
-        taken.add(stem.casefold())
-        stems.append(stem)
-    return stems
+    return [free_name(Path(name).stem, taken) for name in names]
+
+
+def free_name(stem: str, taken: set[str], ending: str = "") -> str:
+    """`stem` with its ending, numbered where that is `taken` already, in upper or lower case; taken from then on."""
+    start = stem = stem or "photo"
+    number = 2
+    while (stem + ending).casefold() in taken:
+        stem, number = f"{start}-{number}", number + 1
+    taken.add((stem + ending).casefold())
+    return stem + ending

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vat.errors import VatError
-from vat.files import zipped
+from vat.files import free_name, zipped
 from vat.predict.results import Segmentation
 from vat.predict.writers import CocoPhoto, coco_document, region_annotations, yolo_lines, yolo_names
 
@@ -17,7 +17,7 @@ KINDS = {"PNG masks (ZIP)": "png", "COCO JSON": "coco", "YOLO-seg (ZIP)": "yolo"
 
 
 def pack(results: Iterable[Segmentation], kind: str) -> tuple[str, bytes]:
-    """File name and content. One result is in memory at a time; all have the same classes and unique stems."""
+    """File name and content. One result is in memory at a time; all have the same classes and unique names."""
     makers = {"png": _png, "coco": _coco, "yolo": _yolo}
     if kind not in makers:
         raise VatError(f"There is no download {kind!r}; there are: {', '.join(makers)}.")
@@ -31,10 +31,11 @@ def _png(results: Iterable[Segmentation]) -> tuple[str, bytes]:
     """Indexed label maps, and the names of their numbers."""
     files: dict[str, bytes] = {}
     classes: tuple[str, ...] = ()
+    taken: set[str] = set()
     with TemporaryDirectory() as folder:
         for result in results:
             classes = result.classes
-            for path in result.save(folder, Path(result.name or "photo").stem, ["png"]):
+            for path in result.save(folder, free_name(Path(result.name or "").stem, taken), ["png"]):
                 files[f"masks/{path.name}"] = path.read_bytes()
                 path.unlink()
     if files:
@@ -45,8 +46,9 @@ def _png(results: Iterable[Segmentation]) -> tuple[str, bytes]:
 
 def _yolo(results: Iterable[Segmentation]) -> tuple[str, bytes]:
     files: dict[str, bytes] = {}
+    taken: set[str] = set()
     for result in results:
-        files[f"labels/{Path(result.name or 'photo').stem}.txt"] = yolo_lines(result).encode()
+        files[f"labels/{free_name(Path(result.name or '').stem, taken)}.txt"] = yolo_lines(result).encode()
         files["data.yaml"] = yolo_names(result.classes).encode()
     return "yolo.zip", zipped(files) if files else b""
 

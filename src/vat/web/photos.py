@@ -6,14 +6,16 @@ Masks are label maps: uint8 [h, w], 0 the background and i the i-th class of the
 from __future__ import annotations
 
 import base64
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vat.errors import VatError
-from vat.images import ImageLike, encoded, read_image
+from vat.images import ImageLike, encoded, image_size, read_image
 from vat.predict.drawing import colour, palette, tint
 
 VIEW_SIDE = 1024
@@ -68,13 +70,23 @@ class Photo:
 
     @classmethod
     def read(cls, source: ImageLike, name: str, max_pixels: int) -> Photo:
+        """What is wrong is said of `name`: where the server keeps an upload is nobody's business."""
         try:
-            image = read_image(source, max_pixels=max_pixels)
+            content = Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source
+            height, width = image_size(content, max_pixels=max_pixels)
+            image = read_image(content, at_least=VIEW_SIDE, max_pixels=max_pixels)
         except VatError as error:
             raise VatError(f"{name} was left out: {error}") from None
-        size = image.size
+        except OSError as error:
+            raise VatError(f"{name} was left out: {error.strerror or 'it cannot be read'}.") from None
         image.thumbnail((VIEW_SIDE, VIEW_SIDE), Image.Resampling.LANCZOS)
-        return cls(name, size, encoded(image, "JPEG", quality=92), image.size)
+        return cls(name, (width, height), encoded(image, "JPEG", quality=92), image.size)
+
+    def numbers(self) -> tuple[int, ...]:
+        """Of the classes in its mask, or that were looked for."""
+        if self.given is not None:
+            return tuple(int(n) for n in np.unique(self.given) if n)
+        return () if self.found is None else self.found.numbers
 
     def labels(self, size: Size, threshold: float) -> np.ndarray | None:
         """What a person painted, else what was predicted, at any size."""
