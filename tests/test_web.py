@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from vat.web import views
 from vat.web.archive import pack
 from vat.web.photos import LOOKS, Photo, decide, draw_tile, from_runs, shrink, to_runs
 from vat.web.samples import PAIRS, SAMPLES, fill, pair
-from vat.web.session import MAX_QUERIES, Session, Sessions
+from vat.web.session import AWAY_SECONDS, MAX_QUERIES, Progress, Session, Sessions
 
 PIXELS = 10**7
 
@@ -118,11 +119,11 @@ def test_nothing_is_predicted_without_an_example():
 
 def test_photos_get_their_masks_one_by_one():
     session, service = painted_session(), FakeService()
-    progress = views.predictions(session, service)
-    assert next(progress).done == 0
-    assert next(progress).done == 1
+    progress = (session.progress.done for _ in views.predictions(session, service))
+    assert next(progress) == 0
+    assert next(progress) == 1
     assert [tile["kind"] for tile in views.queries(session)["items"]] == ["found", "bare", "bare"]
-    assert [state.done for state in progress] == [2, 3]
+    assert list(progress) == [2, 3]
     assert [tile["note"] for tile in views.queries(session)["items"]] == ["70% sure"] * 3
     found = session.queries[2].labels((90, 60), 0.5)
     assert (found == disc(1)).mean() > 0.97
@@ -168,7 +169,22 @@ def test_a_newer_run_ends_an_older_one():
     older = views.predictions(session, service)
     next(older)
     predict(session, service)
-    assert list(older) == []
+    done = session.progress
+    assert done.words.startswith("3 done")
+    assert len(list(older)) == 1  # so that the page shows what is so by now
+    assert session.progress == done
+    predict(session, service)
+    assert session.progress.words == "All photos have their masks, by 1 example."
+
+
+def test_stopping_is_the_last_word():
+    session, service = painted_session(), FakeService()
+    stopped = views.predictions(session, service)
+    next(stopped)
+    session.end_run("Stopped.")
+    list(stopped)
+    assert session.progress == Progress(words="Stopped.")
+    assert [tile["kind"] for tile in views.queries(session)["items"]] == ["bare"] * 3
 
 
 def test_several_classes():
@@ -189,7 +205,10 @@ def test_class_names_stay_unique_and_none_disappears():
     session.paint({"classes": ["a"]})
     session.paint({"classes": ["x"] * 99})
     session.paint("nonsense")
+    session.paint({"key": ["no key"], "classes": [], "touched": True})
     assert session.classes == ["a", "a 2", "class 3"]
+    session.paint({"classes": ["a", "a 3", "a"]})
+    assert session.classes == ["a", "a 3", "a 4"]
 
 
 def test_a_photo_that_goes_takes_what_it_taught_with_it():
@@ -206,7 +225,10 @@ def test_what_cannot_be_read_is_named_and_the_rest_taken(tmp_path):
     session = Session(PIXELS)
     refused = session.add_queries([str(tmp_path / "notes.jpg"), str(tmp_path / "fine.png")])
     assert len(refused) == 1
-    assert "notes.jpg" in refused[0]
+    assert refused[0].startswith("notes.jpg was left out")
+    assert str(tmp_path) not in refused[0]
+    [gone] = session.add_queries([str(tmp_path / "gone.jpg")])
+    assert gone == "gone.jpg was left out: No such file or directory."
     assert [p.name for p in session.queries.values()] == ["fine.png"]
     assert "megapixels" in Session(100).add_queries([png()])[0]
 
@@ -224,8 +246,34 @@ def test_sessions_are_bounded_and_forgotten_oldest_first():
     sessions.get("c")
     assert len(sessions) == 2
     assert sessions.get("a") is first
-    sessions.close("a")
-    assert sessions.get("a") is not first
+
+
+def test_a_visit_may_be_returned_to_for_a_while():
+    now = [0.0]
+    sessions = Sessions(lambda: Session(PIXELS), clock=lambda: now[0])
+    slept, open_still, _ = (sessions.get(id) for id in ("slept", "open", "closed"))
+    for id in ("slept", "closed", "never seen"):
+        sessions.leave(id)
+    now[0] += AWAY_SECONDS - 1
+    assert sessions.get("slept") is slept
+    now[0] += AWAY_SECONDS - 1
+    assert sessions.get("slept") is slept
+    assert sessions.get("open") is open_still
+    assert len(sessions) == 2
+
+
+def test_a_page_that_is_loaded_again_goes_on_where_it_was(monkeypatch):
+    monkeypatch.setattr("vat.web.session.RELOAD_SECONDS", 0.2)
+    sessions = Sessions(lambda: Session(PIXELS))
+    visit, other = sessions.get("a"), sessions.get("b")
+    assert sessions.resume("", "c") is sessions.resume("never seen", "c") is None
+    assert sessions.resume("b", "c") is None  # in use in another tab
+    Timer(0.05, sessions.leave, ["a"]).start()
+    assert sessions.resume("a", "c") is visit
+    assert sessions.get("c") is visit
+    assert sessions.get("b") is other
+    assert len(sessions) == 2
+    assert sessions.resume("a", "d") is None
 
 
 # -- downloads -------------------------------------------------------------------------------------------------------
@@ -265,9 +313,41 @@ def test_coco_and_yolo(tmp_path):
     assert b"object" in archive.read("data.yaml")
 
 
+def test_only_the_ending_tells_two_photos_apart(tmp_path):
+    session = painted_session(0)
+    for name in ("ball.jpg", "ball.png"):
+        photo(4).save(tmp_path / name)
+    session.add_queries([str(tmp_path / "ball.jpg"), str(tmp_path / "ball.png")])
+    predict(session, FakeService())
+    images = json.loads(pack(session.results(), "coco")[1])["images"]
+    assert [image["file_name"] for image in images] == ["photo 1.png", "ball.jpg", "ball.png"]
+    names = zipfile.ZipFile(io.BytesIO(pack(session.results(), "png")[1])).namelist()
+    assert names[1:3] == ["masks/ball.png", "masks/ball-2.png"]
+
+
+def test_what_the_page_shows_is_downloaded_whatever_became_of_the_examples():
+    session, labels = painted_session(2), disc().astype(np.uint8)
+    labels[:5] = 2
+    session.paint(stroke(session, labels, classes=["ball", "sky"]))
+    predict(session, FakeService())
+    session.select(2)
+    session.paint(stroke(session, np.where(disc(1), 2, 0).astype(np.uint8), classes=["ball", "sky", "sea"]))
+    session.remove(1)
+    session.remove(2)
+    assert session.numbers() == ()
+    [result] = session.results()
+    assert result.classes == ("ball", "sky")
+    assert (result.mask == disc(2)).mean() > 0.97
+
+
 def test_nothing_to_download_is_said():
     with pytest.raises(VatError, match="no masks"):
         pack(Session(PIXELS).results(), "png")
+    session = painted_session(0)
+    session.paint(stroke(session, np.zeros((60, 90), np.uint8)))  # painted, and undone
+    for kind in ("png", "coco", "yolo"):
+        with pytest.raises(VatError, match="no masks"):
+            pack(session.results(), kind)
     with pytest.raises(VatError, match="no download"):
         pack([], "tiff")
 

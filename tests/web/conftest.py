@@ -90,6 +90,7 @@ def page(browser, address, screen):
     page.on("console", lambda message: message.type == "error" and problems.append(message.text))
     page.goto(address)
     page.wait_for_selector("#easel .stage")
+    page.wait_for_function("sessionStorage.getItem('vat-visit')")  # or a test that reloads at once would cut that off
     yield page
     context.close()
     assert hosts - {None} == {"127.0.0.1"}  # None: pictures inside the page itself

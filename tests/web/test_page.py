@@ -81,6 +81,7 @@ def test_the_loop_of_a_labeller(page, service, shoot):
     # Correct a prediction with a box: it becomes an example, the others are predicted again.
     tiles(page, "found").nth(2).click()
     page.get_by_text("Correct it with brush").wait_for()
+    page.wait_for_function("document.querySelector('#easel .hint').getBoundingClientRect().top >= 0")  # tools in sight
     page.get_by_role("radio", name="Box").click()
     drag(page, "#easel .stage", (0.3, 0.3), (0.6, 0.7))
     shoot("correcting")
@@ -103,6 +104,52 @@ def test_the_loop_of_a_labeller(page, service, shoot):
     assert len(json.loads(content)["images"]) == QUERIES + 2
     name, content = saved(page, "YOLO-seg")
     assert "labels/photo 1.txt" in zipfile.ZipFile(io.BytesIO(content)).namelist()
+
+
+def test_corrections_that_follow_fast_all_count(page):
+    start(page)
+    for place, examples in ((1, 3), (2, 4)):
+        page.locator("#queries button").nth(place).click()
+        page.get_by_text("Correct it with brush").wait_for()
+        drag(page, "#easel .stage", (0.2, 0.2), (0.4, 0.4))
+        page.get_by_role("button", name="Add to examples and predict again").click()
+        page.get_by_text(f"by {examples} examples").wait_for()  # the first one is still predicting then
+    page.get_by_text("6 done by 4 examples").wait_for()
+    wait_for(page, "old", 0)
+    page.get_by_role("button", name="Add to examples and predict again").click()
+    page.get_by_text("All photos have their masks, by 4 examples.").wait_for()
+
+
+def test_stopping_and_starting_over(page):
+    page.get_by_label("cut-out").check()
+    slider = page.get_by_role("slider", name=re.compile("Threshold"))
+    slider.fill("0.3")
+    page.get_by_role("button", name="Try: Butterflies").click()
+    page.get_by_text(f"0 of {QUERIES}").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped; photos").wait_for()
+    page.wait_for_timeout(2000)
+    assert page.get_by_text("Stopped; photos").is_visible()
+    assert slider.input_value() == "0.5"
+    assert page.get_by_label("overlay").is_checked()
+    for left in (1, 0):
+        page.get_by_role("button", name="Remove").click()
+        wait_for(page, "given", left, "examples")
+    page.get_by_text("Now paint the object on an example photo.").wait_for()
+    page.get_by_role("button", name="Start over").click()
+    wait_for(page, "bare", 0)
+    page.get_by_role("button", name="Download").click()
+    page.get_by_text("There are no masks to download yet.").wait_for()
+
+
+def test_a_page_that_is_loaded_again_goes_on(page):
+    start(page)
+    page.wait_for_function("sessionStorage.getItem('vat-visit')")
+    page.reload()
+    wait_for(page, "found", QUERIES)
+    wait_for(page, "given", 2, "examples")
+    page.get_by_role("button", name="Find it in all photos").click()
+    page.get_by_text("All photos have their masks, by 2 examples.").wait_for()
 
 
 def test_threshold_and_looks_do_not_ask_the_network(page, service, shoot):
@@ -197,8 +244,18 @@ def test_nothing_is_cut_off_and_all_text_can_be_read(page, scheme, shoot):
     page.emulate_media(color_scheme=scheme)
     page.reload()
     start(page)
-    wide, screen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert wide <= screen
+    height = page.viewport_size["height"]
+    for width in (320, page.viewport_size["width"]):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert (
+            page.evaluate(
+                "Math.max(...[...document.querySelectorAll('.tiles button')].map(tile => "
+                "tile.getBoundingClientRect().right))"
+            )
+            <= width
+        )
     assert page.evaluate(LOW_CONTRAST) == []
     shoot(scheme)
 

@@ -32,7 +32,7 @@ def build_page(service: Service) -> gr.Blocks:
         gr.HTML(HEADER)
         with gr.Tabs():
             with gr.Tab("Segment", id="segment"):
-                SegmentTab(service, sessions)
+                segment = SegmentTab(service, sessions)
                 _about(service.names["segmentation"], service.segmenter.engine.network)
             if service.matcher is not None:
                 with gr.Tab("Match", id="match"):
@@ -40,8 +40,9 @@ def build_page(service: Service) -> gr.Blocks:
                     _about(service.names["correspondence"], service.matcher.engine.network)
 
         def leave(request: gr.Request) -> None:
-            sessions.close(str(request.session_hash))
+            sessions.leave(str(request.session_hash))
 
+        segment.remember(page)
         page.unload(leave)
     return page
 

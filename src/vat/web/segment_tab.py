@@ -16,7 +16,11 @@ from vat.web.samples import SAMPLES, Sample, fill
 from vat.web.session import Session, Sessions
 
 FIND, AGAIN = "Find it in all photos", "Add to examples and predict again"
+FORGOTTEN = "The photos of this visit are no longer here: it was left for too long, or others took its room."
+STOPPED = "Stopped; photos without a mask wait for the next prediction."
 QUIET: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None, "api_visibility": "private"}
+AT_ONCE: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}
+"""Predicting begins anew, with what was added meanwhile, though the last run is still under way."""
 
 
 class SegmentTab:
@@ -64,36 +68,53 @@ class SegmentTab:
                     )
                     self.save = gr.Button("Download", elem_id="download", size="md", min_width=120)
                 self.file = components.download()
+        self.visit = gr.Textbox(visible=False)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         everything = [self.easel, self.examples, self.queries, self.find, self.withdraw]
+        afresh = [*everything, self.threshold, self.look, self.progress]
         predicting = [self.examples, self.queries, self.progress]
         for button, sample in zip(self.samples, SAMPLES, strict=True):
-            button.click(self._on_sample(sample), None, everything, **QUIET).then(
-                self._predict, None, predicting, **QUIET
-            )
-        self.reset.click(self._on_reset, None, [*everything, self.progress], **QUIET)
+            started = button.click(self._on_sample(sample), None, afresh, **QUIET)
+            started.then(self._predict, None, predicting, **AT_ONCE)
+        self.reset.click(self._on_reset, None, afresh, **QUIET)
         self.example_files.upload(
             self._on_examples, [self.example_files, self.easel], [self.example_files, *everything], **QUIET
         )
         self.query_files.upload(
-            self._on_queries, [self.query_files, self.easel], [self.query_files, self.queries, self.progress], **QUIET
-        ).then(self._predict_if_taught, None, predicting, **QUIET)
+            self._on_queries, [self.query_files, self.easel], [self.query_files, self.queries], **QUIET
+        ).then(self._predict_if_taught, None, predicting, **AT_ONCE)
         for tiles in (self.examples, self.queries):
             tiles.select(self._on_select, self.easel, everything, **QUIET)
-        self.find.click(self._on_find, self.easel, everything, **QUIET).then(self._predict, None, predicting, **QUIET)
+        found = self.find.click(self._on_find, self.easel, everything, **QUIET)
+        found.then(self._predict, None, predicting, **AT_ONCE)
         for button, change in ((self.withdraw, Session.withdraw), (self.remove, _remove_current)):
-            button.click(self._on_change(change), self.easel, everything, **QUIET).then(
-                self._predict_if_taught, None, predicting, **QUIET
-            )
+            changed = button.click(self._on_change(change), self.easel, everything, **QUIET)
+            changed.then(self._predict_if_taught, None, predicting, **AT_ONCE)
         self.threshold.input(
             self._on_threshold, [self.threshold, self.easel], everything, trigger_mode="always_last", **QUIET
         )
         self.look.input(self._on_look, self.look, self.queries, **QUIET)
         self.stop.click(self._on_stop, None, self.progress, **QUIET)
         self.save.click(self._on_save, [self.kind, self.easel], self.file, **QUIET)
+
+    def remember(self, page: gr.Blocks) -> None:
+        """Let a page that is loaded again go on where it was. Call it in the page's context."""
+        everything = [self.easel, self.examples, self.queries, self.find, self.withdraw]
+        shown = [self.visit, *everything, self.threshold, self.look, self.progress]
+        loaded = page.load(self._on_load, self.visit, shown, js=components.asset("recall.js"), **QUIET)
+        loaded.then(None, self.visit, None, js=components.asset("remember.js"), **QUIET)
+
+    def _on_load(self, old: str, request: gr.Request) -> list[Any]:
+        new = str(request.session_hash)
+        session = self.sessions.resume(old, new)
+        if session is None:
+            return [new, *[gr.skip()] * 8]
+        if session.painted() and session.pending():
+            session.end_run(STOPPED)
+        return [new, *_afresh(session)]
 
     def _session(self, request: gr.Request) -> Session:
         return self.sessions.get(str(request.session_hash))
@@ -102,14 +123,14 @@ class SegmentTab:
         def handler(request: gr.Request) -> list[Any]:
             session = self._session(request)
             fill(session, sample)
-            return _everything(session)
+            return _afresh(session)
 
         return handler
 
     def _on_reset(self, request: gr.Request) -> list[Any]:
         session = self._session(request)
         session.reset()
-        return [*_everything(session), components.progress_bar(0, 0, "")]
+        return _afresh(session)
 
     def _on_examples(self, files: list[str] | None, canvas: Any, request: gr.Request) -> list[Any]:
         session = self._session(request)
@@ -121,8 +142,7 @@ class SegmentTab:
         session = self._session(request)
         _take_over(session, canvas)
         _warn(session.add_queries(files or []))
-        words = "" if session.painted() else "Now paint the object on an example photo."
-        return [None, views.queries(session), components.progress_bar(0, 0, words)]
+        return [None, views.queries(session)]
 
     def _on_select(self, canvas: Any, event: gr.EventData, request: gr.Request) -> list[Any]:
         session = self._session(request)
@@ -161,23 +181,29 @@ class SegmentTab:
         return views.queries(session)
 
     def _on_stop(self, request: gr.Request) -> str:
-        self._session(request).run += 1
-        return components.progress_bar(0, 0, "Stopped; photos without a mask wait for the next prediction.")
+        session = self._session(request)
+        session.end_run(STOPPED)
+        return _bar(session)
 
     def _predict(self, request: gr.Request) -> Iterator[list[Any]]:
+        """Yields once at least: what a generator never yielded, the page would show as nothing."""
         session = self._session(request)
         try:
-            for state in views.predictions(session, self.service):
-                bar = components.progress_bar(state.done, state.total, state.words)
-                yield [views.examples(session), views.queries(session), bar]
+            for _ in views.predictions(session, self.service):
+                yield _predicted(session)
         except VatError as error:
             gr.Warning(str(error))
-            yield [gr.skip(), gr.skip(), components.progress_bar(0, 0, str(error))]
+            session.end_run(str(error))
+            yield _predicted(session)
 
     def _predict_if_taught(self, request: gr.Request) -> Iterator[list[Any]]:
         """After photos came or went: without an example there is nothing to predict by, and nothing wrong."""
-        if self._session(request).painted():
+        session = self._session(request)
+        if session.painted():
             yield from self._predict(request)
+        else:
+            session.end_run("Now paint the object on an example photo." if session.queries else "")
+            yield _predicted(session)
 
     def _on_save(self, kind: str, canvas: Any, request: gr.Request) -> Any:
         session = self._session(request)
@@ -210,11 +236,26 @@ def _everything(session: Session, reveal: bool = False) -> list[Any]:
     return [*shown, find, gr.update(visible=corrected)]
 
 
+def _afresh(session: Session) -> list[Any]:
+    """Everything, and the controls as the session begins with them."""
+    return [*_everything(session), session.threshold, session.look, _bar(session)]
+
+
+def _predicted(session: Session) -> list[Any]:
+    return [views.examples(session), views.queries(session), _bar(session)]
+
+
+def _bar(session: Session) -> str:
+    return components.progress_bar(session.progress.done, session.progress.total, session.progress.words)
+
+
 def _remove_current(session: Session) -> None:
     session.remove(session.current)
 
 
 def _take_over(session: Session, canvas: Any) -> None:
+    if session.is_empty and isinstance(canvas, dict) and canvas.get("key") is not None:
+        gr.Warning(FORGOTTEN)
     try:
         session.paint(canvas)
     except VatError as error:

@@ -10,8 +10,10 @@ prediction, `keep` takes it. A photo whose mask a person corrected is an example
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -20,13 +22,25 @@ from typing import Any
 import numpy as np
 
 from vat.errors import VatError
-from vat.files import unique_stems
+from vat.files import free_name
 from vat.images import ImageLike
 from vat.predict.results import Segmentation
 from vat.web.photos import Found, Photo, from_runs, shrink
 
 MAX_EXAMPLES, MAX_QUERIES, MAX_CLASSES, MAX_NAME = 24, 100, 8, 32
 MAX_SESSIONS = 32
+AWAY_SECONDS = 3600
+"""For so long after its last use a visit is kept whose connection has ended."""
+RELOAD_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far predicting has come: photos, and what is said about it."""
+
+    done: int = 0
+    total: int = 0
+    words: str = ""
 
 
 class Session:
@@ -46,10 +60,19 @@ class Session:
         self.threshold = 0.5
         self.look = "overlay"
         self.revision = 0  # of the examples; predictions of an earlier one are out of date
-        self.run += 1
+        self.end_run()
 
-    def photo(self, key: int | None) -> Photo | None:
-        return None if key is None else self.examples.get(key) or self.queries.get(key)
+    def photo(self, key: Any) -> Photo | None:
+        return (self.examples.get(key) or self.queries.get(key)) if isinstance(key, int) else None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.examples and not self.queries
+
+    def end_run(self, words: str = "") -> None:
+        """Predict no further."""
+        self.run += 1
+        self.progress = Progress(words=words)
 
     # -- photos come and go ----------------------------------------------------------------------------------------
 
@@ -130,7 +153,10 @@ class Session:
         chosen: list[str] = []
         for number, name in enumerate(names, 1):
             plain = " ".join(str(name).split())[:MAX_NAME] or f"class {number}"
-            chosen.append(plain if plain not in chosen else f"{plain} {number}")
+            unique = plain
+            while unique in chosen:
+                unique, number = f"{plain} {number}", number + 1
+            chosen.append(unique)
         if chosen != self.classes:
             self.classes = chosen
             self.revision += 1
@@ -172,17 +198,22 @@ class Session:
             photo.found = Found(numbers, shrink(result.probabilities), revision, confidence)
 
     def results(self) -> Iterator[Segmentation]:
-        """Every photo that has a mask, at the size it was uploaded in; names are made unique."""
-        numbers = self.numbers()
-        every = (*self.examples.values(), *self.queries.values())
-        masked = [photo for photo in every if photo.given is not None or photo.found is not None]
-        for photo, stem in zip(masked, unique_stems(photo.name for photo in masked), strict=True):
+        """Every photo that has a mask, at the size it was uploaded in, with all classes that any of them shows or might
+        have shown; names are made unique. An example that is not painted has none."""
+        painted = [photo for photo in self.examples.values() if photo.numbers()]
+        masked = [*painted, *(p for p in self.queries.values() if p.given is not None or p.found is not None)]
+        numbers = sorted({number for photo in masked for number in photo.numbers()})
+        if not numbers:
+            return
+        taken: set[str] = set()
+        for photo in masked:
             labels = photo.labels(photo.size, self.threshold)
             if labels is None:  # withdrawn meanwhile
                 continue
             shares = np.stack([labels == n for n in numbers]).astype(np.float32)
-            if photo.given is None and photo.found is not None and photo.found.numbers == numbers:
-                shares = photo.found.at(photo.size)
+            if photo.given is None and photo.found is not None:
+                shares[[numbers.index(n) for n in photo.found.numbers]] = photo.found.at(photo.size)
+            path = Path(photo.name)
             lookup = np.zeros(256, np.uint8)
             lookup[list(numbers)] = np.arange(1, len(numbers) + 1)
             yield Segmentation(
@@ -190,17 +221,25 @@ class Session:
                 label_map=lookup[labels],
                 probabilities=shares,
                 source=photo.view,
-                name=stem + Path(photo.name).suffix,
+                name=free_name(path.stem, taken, path.suffix),
                 threshold=self.threshold,
             )
 
 
 class Sessions:
-    """Sessions by id, the least recently used ones dropped when there are too many."""
+    """Sessions by id, the least recently used ones dropped when there are too many.
 
-    def __init__(self, make: Callable[[], Session], most: int = MAX_SESSIONS) -> None:
-        self._make, self._most = make, most
+    A session that was left may be returned to: a phone that sleeps, or a moment without network, ends the connection
+    just as a closed tab does.
+    """
+
+    def __init__(
+        self, make: Callable[[], Session], most: int = MAX_SESSIONS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._make, self._most, self._clock = make, most, clock
         self._open: OrderedDict[str, Session] = OrderedDict()
+        self._used: dict[str, float] = {}
+        self._left: set[str] = set()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -208,15 +247,45 @@ class Sessions:
 
     def get(self, id: str) -> Session:
         with self._lock:
+            self._tidy()
             session = self._open.setdefault(id, self._make())
             self._open.move_to_end(id)
+            self._used[id] = self._clock()
             while len(self._open) > self._most:
-                self._open.popitem(last=False)
+                self._forget(next(iter(self._open)))
             return session
 
-    def close(self, id: str) -> None:
+    def leave(self, id: str) -> None:
         with self._lock:
-            self._open.pop(id, None)
+            self._tidy()
+            if id in self._open:
+                self._left.add(id)
+
+    def resume(self, old: str, new: str) -> Session | None:
+        """The session that was left under an old id, under a new one from now on: a page that is loaded again gets one.
+
+        An id that is still in use is that of another tab, of which this one is a copy, and stays there; but the end of
+        its connection may be noticed a moment later than the new page."""
+        patience = time.monotonic() + RELOAD_SECONDS
+        while old in self._open and old not in self._left and time.monotonic() < patience:
+            time.sleep(0.05)
+        with self._lock:
+            self._tidy()
+            if old not in self._left:
+                return None
+            session = self._open[old]
+            self._forget(old)
+            self._open[new], self._used[new] = session, self._clock()
+            return session
+
+    def _tidy(self) -> None:
+        oldest = self._clock() - AWAY_SECONDS
+        for id in [id for id in self._left if self._used[id] < oldest]:
+            self._forget(id)
+
+    def _forget(self, id: str) -> None:
+        del self._open[id], self._used[id]
+        self._left.discard(id)
 
 
 def file_name(source: ImageLike, key: int) -> str:

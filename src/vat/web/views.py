@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from vat.matcher import grid_points, grid_shape
 from vat.predict.results import Match, Segmentation
 from vat.web.photos import Photo, css_colour, data_url, draw_tile, jpeg_url, to_runs
-from vat.web.session import MAX_CLASSES, Session
+from vat.web.session import MAX_CLASSES, Progress, Session
 
 GRID = 48
 """Points along the longer side that are sent to the browser, which interpolates between them."""
@@ -95,35 +94,36 @@ def _tile(session: Session, key: int, photo: Photo, look: str, note: str, kind: 
 # -- predicting, step by step ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Progress:
-    done: int
-    total: int
-    words: str
+def predictions(session: Session, service: Segments) -> Iterator[None]:
+    """Predict what is missing or out of date, photo by photo; yields where the page should show how the session stands.
 
-
-def predictions(session: Session, service: Segments) -> Iterator[Progress]:
-    """Predict what is missing or out of date, photo by photo; ends early when a newer run begins."""
-    session.run += 1
+    It ends early when a newer run begins, and then too with what is so by now: the page shows the last thing again.
+    """
+    session.end_run()
     run, revision = session.run, session.revision
     training, numbers, pending = session.training(), session.numbers(), session.pending()
     shots = len(session.painted())
     learnt = f"{shots} example{'' if shots == 1 else 's'}"
     if not pending:
-        yield Progress(0, 0, f"{learnt}; add photos, and their masks appear here.")
+        idle = f"All photos have their masks, by {learnt}."
+        session.progress = Progress(words=idle if session.queries else f"{learnt}; add photos to see it found.")
+        yield
         return
     began = time.perf_counter()
     for done, key in enumerate(pending):
-        yield Progress(done, len(pending), f"{done} of {len(pending)}, by {learnt}")
+        session.progress = Progress(done, len(pending), f"{done} of {len(pending)}, by {learnt}")
+        yield
         photo = session.queries.get(key)
-        if photo is None:
-            continue
-        result = service.segment(training, [photo.view])[0]
+        results = [] if photo is None else service.segment(training, [photo.view])
         if session.run != run:
+            yield
             return
-        session.keep(key, numbers, result, revision)
+        for result in results:
+            session.keep(key, numbers, result, revision)
     seconds = (time.perf_counter() - began) / len(pending)
-    yield Progress(len(pending), len(pending), f"{len(pending)} done by {learnt}, {seconds:.2g} s each")
+    words = f"{len(pending)} done by {learnt}, {seconds:.2g} s each"
+    session.progress = Progress(len(pending), len(pending), words)
+    yield
 
 
 # -- correspondence --------------------------------------------------------------------------------------------------

@@ -196,8 +196,8 @@ stage.addEventListener('keydown', (event) => {
     event.shiftKey ? travel(future, past) : travel(past, future);
   } else if (/^[1-9]$/.test(event.key)) {
     if (event.key <= classes.length) pickClass(Number(event.key));
-  } else if (KEYS[event.key]) {
-    KEYS[event.key](event);
+  } else if (KEYS[event.key] ?? KEYS[event.key.toLowerCase()]) {  // letters with Caps Lock too
+    (KEYS[event.key] ?? KEYS[event.key.toLowerCase()])(event);
   } else {
     return;
   }
@@ -292,7 +292,7 @@ function show() {
   drawChips();
   buttons();
   report();  // so that the photo itself is not sent back with every click
-  if (given.reveal) stage.scrollIntoView({block: 'nearest', behavior: 'smooth'});
+  if (given.reveal) element.firstElementChild.scrollIntoView({block: 'nearest', behavior: 'smooth'});
 }
 
 function open(given) {
