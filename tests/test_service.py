@@ -306,6 +306,15 @@ def test_a_full_queue_says_when_to_come_back():
         assert client.post("/v1/segment", files=[*example(), query()]).status_code == 200
 
 
+def test_who_shuts_down_says_when_to_come_back():
+    service = make_service()
+    with TestClient(create_app(service, page=False)) as client:
+        service.worker.refuse()
+        answer = client.post("/v1/segment", files=[*example(), query()])
+        assert "shutting down" in refusal(answer, 503)
+        assert int(answer.headers["Retry-After"]) >= 1
+
+
 def test_work_that_takes_too_long_is_given_up(monkeypatch):
     service = make_service(seconds=0.3)
     with TestClient(create_app(service, page=False)) as client:
