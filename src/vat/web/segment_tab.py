@@ -74,7 +74,7 @@ class SegmentTab:
 
     def _connect(self) -> None:
         everything = [self.easel, self.examples, self.queries, self.find, self.withdraw]
-        afresh = [*everything, self.threshold, self.look, self.progress]
+        self.afresh = afresh = [*everything, self.threshold, self.look, self.progress]
         predicting = [self.examples, self.queries, self.progress]
         for button, sample in zip(self.samples, SAMPLES, strict=True):
             started = button.click(self._on_sample(sample), None, afresh, **QUIET)
@@ -102,16 +102,16 @@ class SegmentTab:
 
     def remember(self, page: gr.Blocks) -> None:
         """Let a page that is loaded again go on where it was. Call it in the page's context."""
-        everything = [self.easel, self.examples, self.queries, self.find, self.withdraw]
-        shown = [self.visit, *everything, self.threshold, self.look, self.progress]
-        loaded = page.load(self._on_load, self.visit, shown, js=components.asset("recall.js"), **QUIET)
+        loaded = page.load(
+            self._on_load, self.visit, [self.visit, *self.afresh], js=components.asset("recall.js"), **QUIET
+        )
         loaded.then(None, self.visit, None, js=components.asset("remember.js"), **QUIET)
 
     def _on_load(self, old: str, request: gr.Request) -> list[Any]:
         new = str(request.session_hash)
         session = self.sessions.resume(old, new)
         if session is None:
-            return [new, *[gr.skip()] * 8]
+            return [new, *(gr.skip() for _ in self.afresh)]
         if session.painted() and session.pending():
             session.end_run(STOPPED)
         return [new, *_afresh(session)]
