@@ -140,3 +140,4 @@ def test_errors_of_the_installed_command():
     assert installed("info", "absent.pt", code=2) == "vat: There is no file absent.pt.\n"
     assert "Traceback" in installed("--debug", "info", "absent.pt", code=1)
     assert "Usage" in installed("--help")
+    assert installed("--version") == f"vat {vat.__version__}\n"

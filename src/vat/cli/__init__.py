@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+import vat
 from vat.cli import (
     ablate,
     bench,
@@ -36,8 +37,17 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vat {vat.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version.", callback=_show_version, is_eager=True, show_default=False
+    ),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one sentence."),
     plugin: list[Path] = typer.Option([], help="A Python file to run first, which registers parts or methods."),
 ) -> None:
